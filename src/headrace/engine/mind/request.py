@@ -1,0 +1,23 @@
+"""Request: what a client asked. Immutable; progress lives in `SequenceState`."""
+
+import msgspec
+
+from headrace.base.ids import RequestId
+from headrace.engine.mind.sampling_params import SamplingParams
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request for one or several continuations of the same tokens. Crosses the process boundary as it is."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    """At least one token."""
+    sampling: SamplingParams
+    num_sequences: int = 1
+    """The API's `n`: independent continuations that share the prompt's KV until they write."""
+    priority: int = 0
+    """Lower runs earlier; only under the priority policy."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with requests of the same salt."""
+    adapter: str = ""
+    """Content-derived identity of the LoRA adapter; empty for the base model."""

@@ -1,0 +1,94 @@
+"""How the next token is chosen, as one request asked. Validated once, here, at construction.
+
+Knows ranges and meanings. Does not know the vocabulary's words, text or tensors; `stop` strings therefore live with the
+detokeniser, and here are only their ids. Field names are the field's own (OpenAI, vLLM).
+"""
+
+import math
+
+import msgspec
+
+from headrace.base.errors import InvalidRequestError
+
+MAX_LOGPROBS = 20
+"""OpenAI's own limit on `top_logprobs`."""
+
+_INT32_MAX = 2**31 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Immutable; raises InvalidRequestError naming the field where a value is out of range."""
+
+    max_tokens: int
+    """Most tokens to generate, at least 1. The caller has already cut it to what `max_model_len` leaves."""
+    min_tokens: int = 0
+    """End-of-text and stop tokens cannot be chosen before this many."""
+    temperature: float = 1.0
+    """0 is greedy: the most probable token, the lowest id among equals."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this; in (0, 1]."""
+    top_k: int = 0
+    """Keep this many; 0 (or -1) keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this fraction as probable as the best; in [0, 1]."""
+    seed: int = 0
+    """With the sample index and the position it decides every draw: nothing else does."""
+    repetition_penalty: float = 1.0
+    """> 0; divides positive and multiplies negative logits of tokens in prompt or answer (CTRL, Keskar et al. 2019)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logits of tokens already in the answer; in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted once per occurrence in the answer; in [-2, 2]."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids; values in [-100, 100]."""
+    logprobs: int = -1
+    """How many alternatives to report beside the chosen token's own log-probability; -1 reports nothing."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Generation ends after any of these, beside the model's own end-of-text tokens."""
+    ignore_eos: bool = False
+    """Do not end at the model's end-of-text tokens."""
+
+    def __post_init__(self) -> None:
+        _integer("max_tokens", self.max_tokens, 1, _INT32_MAX)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens, limit_name="max_tokens")
+        _real("temperature", self.temperature, 0.0, 100.0)
+        _real("top_p", self.top_p, 0.0, 1.0, open_below=True)
+        _integer("top_k", self.top_k, -1, _INT32_MAX)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        _real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_below=True)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _integer("logprobs", self.logprobs, -1, MAX_LOGPROBS)
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, _INT32_MAX)
+            _real("logit_bias", bias, -100.0, 100.0)
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, _INT32_MAX)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises InvalidRequestError where a token id is none of the model's."""
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token in ids:
+                if token >= vocab_size:
+                    raise InvalidRequestError(
+                        f"{name} names token {token}, but the model's vocabulary ends at {vocab_size - 1}",
+                        param=name,
+                    )
+
+
+def _integer(name: str, value: int, low: int, high: int, *, limit_name: str | None = None) -> None:
+    if not low <= value <= high:
+        limit = f"{limit_name} ({high})" if limit_name else str(high)
+        raise InvalidRequestError(f"{name} must be between {low} and {limit}, not {value}", param=name)
+
+
+def _real(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:
+    inside = (low < value if open_below else low <= value) and value <= high
+    if not (math.isfinite(value) and inside):
+        bracket = "(" if open_below else "["
+        raise InvalidRequestError(f"{name} must be in {bracket}{low:g}, {high:g}], not {value}", param=name)

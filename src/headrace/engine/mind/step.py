@@ -1,0 +1,80 @@
+"""StepPlan and StepResult: the two messages of a step, between the mind that plans and whatever carries it out.
+
+A plan is a map from sequences to token counts. It has no phases: a prompt's chunk, a decode step and a recomputation after
+preemption differ only in their numbers. Plans carry differences: the worker keeps each live sequence's tokens and block
+table, and a plan says what is new. Workers execute plans in order of `step_id`.
+"""
+
+import msgspec
+
+from headrace.base.ids import BlockId, SequenceId, StepId
+from headrace.engine.mind.sampling_params import SamplingParams
+
+
+class NewSequence(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence that the worker does not hold: first seen, or back after preemption."""
+
+    sequence_id: SequenceId
+    sample_index: int
+    """Which of the request's `n` continuations this is; with the seed it names the random stream."""
+    num_prompt_tokens: int
+    """The first so many of `token_ids` are the prompt; the rest were generated before a preemption."""
+    token_ids: tuple[int, ...]
+    """Every token known so far."""
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end the sequence and may not be chosen before `min_tokens`; empty if it ignores end-of-text."""
+
+
+class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one sequence does in this step."""
+
+    sequence_id: SequenceId
+    num_computed_tokens: int
+    """Tokens whose KV exists when the step begins: the first position computed."""
+    num_tokens: int
+    """Tokens computed in this step, at least 1. The last may be one that an earlier step, still in flight, samples."""
+    samples: bool
+    """Whether the step ends at the sequence's last token, so that its logits choose the next one."""
+    block_offset: int
+    """Where in the sequence's block table `block_ids` go, replacing what was there."""
+    block_ids: tuple[BlockId, ...]
+    """Blocks that are new to the worker; all of them, from offset 0, for a NewSequence."""
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    step_id: StepId
+    scheduled: tuple[ScheduledSequence, ...]
+    new_sequences: tuple[NewSequence, ...] = ()
+    released_sequence_ids: tuple[SequenceId, ...] = ()
+    """Finished, aborted or preempted since the last plan: the worker forgets them before it begins the step."""
+    block_copies: tuple[tuple[BlockId, BlockId], ...] = ()
+    """(from, to) over all layers, performed in order before anything is computed: copy-on-write."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(entry.num_tokens for entry in self.scheduled)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Natural log-probabilities at one position, before temperature and penalties, as vLLM's `raw_logprobs`."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the most probable token."""
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True):
+    step_id: StepId
+    sampled: tuple[SampledToken | None, ...]
+    """One per entry of the plan's `scheduled`, in its order; None exactly where `samples` is false, or where it failed."""
+    failures: tuple[tuple[SequenceId, str], ...] = ()
+    """Sequences whose numbers are not usable (not finite), and why. They end; the others go on."""
