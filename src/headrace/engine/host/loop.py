@@ -1,0 +1,259 @@
+"""The loop of an engine process: one thread that carries messages between clients, the mind and the executor.
+
+Knows the order of a turn and when to wait. Decides nothing: what is computed is the mind's business, how is the
+executor's.
+
+One turn: read the clock once; take in what clients sent, in order; take in what the executor finished, in order of
+steps; let the mind plan until it gives no more plans; send one message with all that changed. The loop then sleeps
+until a client or the executor rings, so a turn happens only where there is something new. Several steps may be in
+flight, and the mind counts them.
+"""
+
+import contextlib
+import socket
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+
+from headrace.base.clock import Clock, Nanos
+from headrace.base.errors import HeadraceError, InvalidRequestError, OverloadedError
+from headrace.base.ids import RequestId, StepId
+from headrace.base.units import NANOS_PER_MILLI
+from headrace.engine.host.connection import Connection
+from headrace.engine.host.messages import (
+    Abort,
+    AddRequest,
+    ClientMessage,
+    EngineFailed,
+    EngineMessage,
+    Ping,
+    RequestRefused,
+    ResetPrefixCache,
+    Shutdown,
+    Stats,
+    Updates,
+)
+from headrace.engine.host.recording import Aborted, Added, Event, Finished, Planned, PrefixCacheReset
+from headrace.engine.mind.ports import Executor
+from headrace.engine.mind.request import Request
+from headrace.engine.mind.step import StepPlan, StepResult
+from headrace.engine.mind.update import RequestUpdate
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+
+class Core(Protocol):
+    """The mind as the loop calls it: `EngineCore`."""
+
+    @property
+    def has_unfinished(self) -> bool: ...
+    def add_request(self, request: Request, now: Nanos) -> None: ...
+    def abort(self, request_id: RequestId, now: Nanos) -> list[RequestUpdate]: ...
+    def begin_step(self, now: Nanos) -> StepPlan | None: ...
+    def finish_step(self, plan: StepPlan, result: StepResult, now: Nanos) -> list[RequestUpdate]: ...
+    def next_wakeup(self) -> Nanos | None: ...
+    def reset_prefix_cache(self) -> bool: ...
+    def check_integrity(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Where events go: `RecordingWriter`, or nothing."""
+
+    def write(self, event: Event) -> None: ...
+    def flush(self) -> None: ...
+
+
+class Doorbell:
+    """Wakes the loop from another thread. Rings before the sleeper looks are not lost, and many count as one."""
+
+    def __init__(self) -> None:
+        self._sleeper, self._ringer = socket.socketpair()
+        self._sleeper.setblocking(False)
+        self._ringer.setblocking(False)
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of unanswered rings: one more would say nothing new
+            self._ringer.send(b"!")
+
+    def silence(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._sleeper.recv(4096):
+                pass
+
+    def fileno(self) -> int:
+        return self._sleeper.fileno()
+
+    def close(self) -> None:
+        self._sleeper.close()
+        self._ringer.close()
+
+
+class EngineLoop:
+    def __init__(
+        self,
+        *,
+        core: Core,
+        stats: Callable[[], Stats],
+        executor: Executor,
+        connection: Connection[EngineMessage, ClientMessage],
+        clock: Clock,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._core = core
+        self._stats = stats
+        self._executor = executor
+        self._connection = connection
+        self._clock = clock
+        self._recorder = recorder
+
+        self._doorbell = Doorbell()
+        self._poller = zmq.Poller()
+        self._poller.register(connection.socket, zmq.POLLIN)
+        self._poller.register(self._doorbell.fileno(), zmq.POLLIN)
+
+        self._in_flight: dict[StepId, StepPlan] = {}
+        self._completed: deque[StepResult | BaseException] = deque()
+        self._num_unfinished: dict[RequestId, int] = {}
+        """Continuations of each request that have not ended: what a shutdown has to abort."""
+        self._stopping = False
+
+    def run(self) -> int:
+        """Serves until told to shut down. Returns the process's exit status; a failure has been told to the client."""
+        try:
+            while not self._stopping:
+                self._wait()
+                self._turn()
+        except Exception as error:
+            # Whatever it is, nobody can be served any more; saying so is the last duty.
+            traceback.print_exception(error, file=sys.stderr)
+            self._connection.send(describe_failure(error))
+            return EXIT_FAILED
+        finally:
+            self._doorbell.close()
+        return EXIT_OK
+
+    def fail(self, error: BaseException) -> None:
+        """The executor cannot go on. Called from any thread."""
+        self._completed.append(error)
+        self._doorbell.ring()
+
+    def _turn(self) -> None:
+        now = self._clock.now()
+        updates: list[RequestUpdate] = []
+        wants_stats = self._take_messages(now, updates)
+        self._take_results(now, updates)
+        self._plan_steps(now)
+        self._report(updates, wants_stats)
+        if self._recorder is not None:
+            self._recorder.flush()
+        if not self._in_flight and not self._core.has_unfinished:
+            self._core.check_integrity()
+
+    def _wait(self) -> None:
+        if self._completed:
+            return
+        self._poller.poll(self._milliseconds_to_wakeup())
+        self._doorbell.silence()
+
+    def _milliseconds_to_wakeup(self) -> int | None:
+        moment = self._core.next_wakeup()
+        if moment is None:
+            return None
+        return max(0, -(-(moment - self._clock.now()) // NANOS_PER_MILLI))
+
+    # What clients sent
+
+    def _take_messages(self, now: Nanos, updates: list[RequestUpdate]) -> bool:
+        """Returns whether somebody asked for stats."""
+        wants_stats = False
+        while (message := self._connection.receive()) is not None:
+            match message:
+                case AddRequest(request):
+                    self._add(request, now)
+                case Abort(request_ids):
+                    for request_id in request_ids:
+                        self._abort(request_id, now, updates)
+                case Ping():
+                    wants_stats = True
+                case ResetPrefixCache():
+                    self._record(PrefixCacheReset(now))
+                    self._core.reset_prefix_cache()
+                case Shutdown():
+                    for request_id in list(self._num_unfinished):
+                        self._abort(request_id, now, updates)
+                    self._stopping = True
+        return wants_stats
+
+    def _add(self, request: Request, now: Nanos) -> None:
+        self._record(Added(now, request))
+        try:
+            self._core.add_request(request, now)
+        except (InvalidRequestError, OverloadedError) as error:
+            param = error.param if isinstance(error, InvalidRequestError) else None
+            self._connection.send(RequestRefused(request.request_id, type(error).__name__, str(error), param))
+        else:
+            self._num_unfinished[request.request_id] = request.num_sequences
+
+    def _abort(self, request_id: RequestId, now: Nanos, updates: list[RequestUpdate]) -> None:
+        if request_id in self._num_unfinished:  # else it has ended already: the two crossed on the way
+            self._record(Aborted(now, request_id))
+            self._collect(self._core.abort(request_id, now), updates)
+
+    # What the executor did
+
+    def _take_results(self, now: Nanos, updates: list[RequestUpdate]) -> None:
+        while self._completed:
+            result = self._completed.popleft()
+            if isinstance(result, BaseException):
+                raise result
+            assert next(iter(self._in_flight)) == result.step_id, "steps are answered in the order of their plans"
+            plan = self._in_flight.pop(result.step_id)
+            self._record(Finished(now, result))
+            self._collect(self._core.finish_step(plan, result, now), updates)
+
+    def _collect(self, news: list[RequestUpdate], updates: list[RequestUpdate]) -> None:
+        updates.extend(news)
+        for update in news:
+            if update.finish_reason is not None:
+                remaining = self._num_unfinished[update.request_id] - 1
+                if remaining:
+                    self._num_unfinished[update.request_id] = remaining
+                else:
+                    del self._num_unfinished[update.request_id]
+
+    # What comes next
+
+    def _plan_steps(self, now: Nanos) -> None:
+        while not self._stopping and (plan := self._core.begin_step(now)) is not None:
+            self._record(Planned(now, plan))
+            self._in_flight[plan.step_id] = plan
+            self._executor.submit(plan, self._step_done)
+
+    def _step_done(self, result: StepResult) -> None:
+        """Called by the executor, possibly from a thread of its own."""
+        self._completed.append(result)
+        self._doorbell.ring()
+
+    def _report(self, updates: list[RequestUpdate], wants_stats: bool) -> None:
+        if updates:
+            self._connection.send(Updates(tuple(updates), self._stats()))
+        elif wants_stats:
+            self._connection.send(self._stats())
+
+    def _record(self, event: Event) -> None:
+        if self._recorder is not None:
+            self._recorder.write(event)
+
+
+def describe_failure(error: BaseException) -> EngineFailed:
+    """An error as the client tells it: an operating error in its own words, a bug with the place where it showed."""
+    if isinstance(error, HeadraceError):
+        return EngineFailed(type(error).__name__, str(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
+    return EngineFailed("", f"{type(error).__name__}: {error}{place}")
