@@ -117,9 +117,16 @@ class Engine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[OutputChunk]:
-        """Raises InvalidRequestError, OverloadedError or EngineDeadError; closing the iterator early aborts the request."""
+        """Closing the iterator early aborts the request.
+
+        Raises InvalidRequestError, OverloadedError or EngineDeadError.
+        """
         ...
 
     async def check_health(self) -> None:
         """Raises EngineDeadError if the engine cannot serve."""
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets every cached block that no sequence holds. Raises EngineDeadError if the engine cannot be told."""
         ...
