@@ -1,7 +1,8 @@
 """What the two processes of one engine say to each other: msgspec structs, MessagePack on ZeroMQ.
 
-They carry the mind's own types, so there is no twin of `SamplingParams` to keep in step; that is why they live here, above
-the mind, and not in `protocol/` (docs/decisions/0003-engine-wire.md). Both ends come from one installation: no versions.
+They carry the mind's own types, so there is no twin of `SamplingParams` to keep in step; that is why they live here,
+above the mind, and not in `protocol/` (docs/decisions/0003-engine-wire.md). Both ends come from one installation: no
+versions.
 """
 
 import msgspec

@@ -58,5 +58,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_blocks < needed:
             raise ConfigurationError(
                 f"{self.num_blocks} KV blocks of {self.block_size} tokens cannot hold one sequence of "
-                f"max_model_len {self.max_model_len} ({needed} blocks): lower max_model_len or give the KV cache more memory"
+                f"max_model_len {self.max_model_len} ({needed} blocks): "
+                "lower max_model_len or give the KV cache more memory"
             )

@@ -1,8 +1,8 @@
 """StepPlan and StepResult: the two messages of a step, between the mind that plans and whatever carries it out.
 
-A plan is a map from sequences to token counts. It has no phases: a prompt's chunk, a decode step and a recomputation after
-preemption differ only in their numbers. Plans carry differences: the worker keeps each live sequence's tokens and block
-table, and a plan says what is new. Workers execute plans in order of `step_id`.
+A plan is a map from sequences to token counts. It has no phases: a prompt's chunk, a decode step and a recomputation
+after preemption differ only in their numbers. Plans carry differences: the worker keeps each live sequence's tokens and
+block table, and a plan says what is new. Workers execute plans in order of `step_id`.
 """
 
 import msgspec
@@ -75,6 +75,6 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     step_id: StepId
     sampled: tuple[SampledToken | None, ...]
-    """One per entry of the plan's `scheduled`, in its order; None exactly where `samples` is false, or where it failed."""
+    """One per entry of the plan's `scheduled`, in its order; None where `samples` is false, or where it failed."""
     failures: tuple[tuple[SequenceId, str], ...] = ()
     """Sequences whose numbers are not usable (not finite), and why. They end; the others go on."""

@@ -1,7 +1,7 @@
 """HostTensor: a weight as it lies in a file, before any implementation of the ops has touched it.
 
-Knows bytes, their storage format and their meaning as a tensor. Does not know arrays: an ops implementation turns it into
-one (or keeps the quantised bytes as they are).
+Knows bytes, their storage format and their meaning as a tensor. Does not know arrays: an ops implementation turns it
+into one (or keeps the quantised bytes as they are).
 """
 
 from dataclasses import dataclass

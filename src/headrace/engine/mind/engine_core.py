@@ -1,0 +1,241 @@
+"""EngineCore: one engine's mind. Decisions only; time is an argument; nothing here waits, reads a clock or holds a tensor.
+
+Whoever owns a core calls `begin_step` until it gives None, has each plan carried out, and calls `finish_step` with the
+results in the same order. Several steps may be in flight at once: the number lives here, so that a rehearsal has it too.
+"""
+
+from collections import deque
+
+from headrace.base.clock import Nanos
+from headrace.base.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from headrace.base.ids import RequestId, SequenceId, StepId
+from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
+from headrace.engine.mind.request import Request
+from headrace.engine.mind.scheduler import Scheduler
+from headrace.engine.mind.sequence import SequenceState, Status
+from headrace.engine.mind.stats import EngineStats
+from headrace.engine.mind.step import SampledToken, StepPlan, StepResult, TokenLogprobs
+from headrace.engine.mind.update import FinishReason, RequestUpdate, SequenceTimes
+
+
+class EngineCore:
+    def __init__(
+        self, config: SchedulerConfig, *, eos_token_ids: tuple[int, ...] = (), identity_digest: bytes = b""
+    ) -> None:
+        """`eos_token_ids`: the model's end-of-text tokens. `identity_digest`: of the ExecutionIdentity; seeds the cache."""
+        self.config = config
+        self._eos_token_ids = eos_token_ids
+        self._scheduler = Scheduler(config, identity_digest)
+        self._sequences: dict[SequenceId, SequenceState] = {}  # until the last step that contains them is over
+        self._requests: dict[RequestId, list[SequenceState]] = {}  # continuations that have not finished
+        self._in_flight: deque[StepPlan] = deque()
+        self._next_sequence_id = 0
+        self._num_steps = 0
+        self._num_tokens_computed = 0
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing asked, nothing in flight."""
+        return not self._requests and not self._in_flight
+
+    def add_request(self, request: Request, now: Nanos) -> None:
+        """Takes a request into the queue, or raises InvalidRequestError or OverloadedError and changes nothing."""
+        self._check(request)
+        sequences: list[SequenceState] = []
+        for index in range(request.num_sequences):
+            sequence = self._new_sequence(request, index, now)
+            sequence.leader = sequences[0] if sequences else None
+            sequences.append(sequence)
+            self._scheduler.add(sequence)
+        self._requests[request.request_id] = sequences
+
+    def abort(self, request_id: RequestId, now: Nanos) -> list[RequestUpdate]:
+        """The client gave up: its continuations end now. An unknown id is no error, for the two may cross on the way."""
+        return [self._finish(sequence, FinishReason.ABORT, now=now) for sequence in list(self._requests.get(request_id, ()))]
+
+    def begin_step(self, now: Nanos) -> StepPlan | None:
+        """The next step to carry out, or None if there is nothing to do before another event."""
+        if len(self._in_flight) >= self.config.max_steps_in_flight:
+            return None
+        plan = self._scheduler.schedule(now, StepId(self._num_steps))
+        if plan is None:
+            assert self._in_flight or not self._requests, "no request can advance and nothing is in flight"
+            return None
+        self._in_flight.append(plan)
+        self._num_steps += 1
+        self._num_tokens_computed += plan.num_tokens
+        return plan
+
+    def finish_step(self, plan: StepPlan, result: StepResult, now: Nanos) -> list[RequestUpdate]:
+        """Takes in the outcome of the oldest step in flight. One update per continuation that changed."""
+        assert self._in_flight and self._in_flight[0] is plan, "steps finish in the order in which they began"
+        assert result.step_id == plan.step_id and len(result.sampled) == len(plan.scheduled)
+        self._in_flight.popleft()
+        failures = dict(result.failures) if result.failures else None
+        updates: list[RequestUpdate] = []
+        for entry, sampled in zip(plan.scheduled, result.sampled, strict=True):
+            sequence = self._sequences[entry.sequence_id]
+            self._scheduler.update(sequence, entry)
+            if sequence.status is Status.FINISHED:  # by its stop token in an earlier step, or aborted
+                if sequence.num_steps_in_flight == 0:
+                    del self._sequences[entry.sequence_id]
+            elif failures and entry.sequence_id in failures:
+                updates.append(self._finish(sequence, FinishReason.ERROR, now=now, error=failures[entry.sequence_id]))
+            elif entry.samples:
+                assert sampled is not None, f"sequence {entry.sequence_id} sampled nothing"
+                updates.append(self._take_token(sequence, sampled, now))
+        return updates
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached KV: after a change of weights, or to measure without it."""
+        self._scheduler.kv.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        scheduler, pool = self._scheduler, self._scheduler.kv.pool
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_cache_usage=pool.num_referenced / pool.num_blocks,
+            num_blocks_in_use=pool.num_referenced,
+            num_blocks_cached=pool.num_evictable,
+            num_preemptions=scheduler.num_preemptions,
+            num_evictions=pool.num_evictions,
+            prefix_cache_queries=scheduler.kv.num_prefix_queries,
+            prefix_cache_hits=scheduler.kv.num_prefix_hits,
+            num_steps=self._num_steps,
+            num_tokens_computed=self._num_tokens_computed,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts every rule that must hold between calls. Cheap enough for idle moments and for rehearsal."""
+        scheduler = self._scheduler
+        holders = [s for s in self._sequences.values() if s.block_ids]
+        scheduler.kv.check_integrity(holders)
+        for sequence in holders:
+            assert sequence.status is Status.RUNNING or sequence.num_steps_in_flight > 0, "blocks without a use"
+        unfinished = [sequence for sequences in self._requests.values() for sequence in sequences]
+        assert len(unfinished) == len(scheduler.running) + len(scheduler.waiting), "a sequence is lost"
+        assert len(scheduler.running) <= self.config.max_num_seqs
+        keys = [scheduler.waiting.order_of(sequence) for sequence in scheduler.running]
+        assert keys == sorted(keys), "the running are out of order"
+        for sequence in unfinished:
+            assert sequence.status is not Status.FINISHED
+            assert len(sequence.token_ids) < sequence.max_num_tokens
+            assert sequence.num_confirmed_tokens <= sequence.num_computed_tokens
+
+    # Parts
+
+    def _check(self, request: Request) -> None:
+        """Raises before anything has changed."""
+        config, sampling = self.config, request.sampling
+        num_prompt_tokens = len(request.prompt_token_ids)
+        if request.request_id in self._requests:
+            raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
+        if num_prompt_tokens == 0:
+            raise InvalidRequestError("the prompt has no tokens: give at least one", param="prompt")
+        if num_prompt_tokens + sampling.max_tokens > config.max_model_len:
+            raise ContextLengthError(
+                f"{num_prompt_tokens} prompt tokens and max_tokens {sampling.max_tokens} make "
+                f"{num_prompt_tokens + sampling.max_tokens}, but max_model_len is {config.max_model_len}: "
+                "shorten the prompt or lower max_tokens",
+                param="max_tokens",
+            )
+        if not 1 <= request.num_sequences <= config.max_num_seqs:
+            raise InvalidRequestError(
+                f"n must be between 1 and max_num_seqs ({config.max_num_seqs}), not {request.num_sequences}", param="n"
+            )
+        if request.priority and config.policy is not SchedulingPolicy.PRIORITY:
+            raise InvalidRequestError(
+                "priority is used only under the priority scheduling policy, and this server runs first come, "
+                "first served: leave it out, or start the server with --scheduling-policy priority",
+                param="priority",
+            )
+        num_queued = len(self._scheduler.waiting)
+        if num_queued + request.num_sequences > config.max_num_queued_requests:
+            raise OverloadedError(
+                f"{num_queued} requests are waiting and max_num_queued_requests is {config.max_num_queued_requests}: "
+                "try again later"
+            )
+
+    def _new_sequence(self, request: Request, index: int, now: Nanos) -> SequenceState:
+        sampling = request.sampling
+        eos = () if sampling.ignore_eos else self._eos_token_ids
+        sequence = SequenceState(
+            sequence_id=SequenceId(self._next_sequence_id),
+            request=request,
+            sample_index=index,
+            arrived=now,
+            eos_token_ids=frozenset(eos),
+            stop_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
+        )
+        self._sequences[sequence.sequence_id] = sequence
+        self._next_sequence_id += 1
+        return sequence
+
+    def _take_token(self, sequence: SequenceState, sampled: SampledToken, now: Nanos) -> RequestUpdate:
+        token_id = sampled.token_id
+        sequence.token_ids.append(token_id)
+        if sequence.first_token is None:
+            sequence.first_token = now
+        logprobs = (sampled.logprobs,) if sampled.logprobs is not None else ()
+        num_output_tokens = sequence.num_output_tokens
+        if token_id in sequence.stop_token_ids and num_output_tokens > sequence.sampling.min_tokens:
+            reason: FinishReason | None = FinishReason.STOP
+        elif len(sequence.token_ids) >= sequence.max_num_tokens:
+            reason = FinishReason.LENGTH
+        else:
+            reason = None
+        if reason is not None:
+            return self._finish(sequence, reason, now=now, new_token_ids=(token_id,), logprobs=logprobs)
+        return RequestUpdate(
+            sequence.request.request_id,
+            sequence.sample_index,
+            (token_id,),
+            logprobs,
+            None,
+            None,
+            sequence.num_cached_tokens,
+        )
+
+    def _finish(
+        self,
+        sequence: SequenceState,
+        reason: FinishReason,
+        *,
+        now: Nanos,
+        new_token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        error: str = "",
+    ) -> RequestUpdate:
+        request_id = sequence.request.request_id
+        self._scheduler.finish(sequence)
+        if sequence.num_steps_in_flight == 0:
+            del self._sequences[sequence.sequence_id]
+        siblings = self._requests[request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._requests[request_id]
+        return RequestUpdate(
+            request_id=request_id,
+            sample_index=sequence.sample_index,
+            new_token_ids=new_token_ids,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_token_id=new_token_ids[-1] if reason is FinishReason.STOP else None,
+            num_cached_tokens=sequence.num_cached_tokens,
+            error=error,
+            times=SequenceTimes(
+                arrived=sequence.arrived,
+                scheduled=sequence.arrived if sequence.scheduled is None else sequence.scheduled,
+                first_token=now if sequence.first_token is None else sequence.first_token,
+                finished=now,
+            ),
+        )

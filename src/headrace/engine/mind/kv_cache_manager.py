@@ -1,0 +1,195 @@
+"""KVCacheManager: which blocks a sequence has, may share, must copy and gives back.
+
+It joins the pool (who holds which id) and the prefix cache (what a block's content is) and keeps the one rule that makes
+sharing safe: **a block that somebody else holds, or that the cache knows, is never written**; whoever must write into one
+takes a copy first. It does not decide who gets blocks.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from headrace.base.ids import BlockId
+from headrace.engine.mind.block_pool import BlockPool
+from headrace.engine.mind.prefix_cache import PrefixCache
+from headrace.engine.mind.sequence import SequenceState, Status
+
+
+class Beginning(NamedTuple):
+    """What a sequence could start from without computing."""
+
+    block_ids: list[BlockId]
+    num_tokens: int
+    """Tokens whose KV lies in them; at least one token of the sequence is left to compute."""
+
+
+class Growth(NamedTuple):
+    """How a sequence's block table changes in a step."""
+
+    block_offset: int
+    block_ids: list[BlockId]
+    copy: tuple[BlockId, BlockId] | None
+    """(from, to) where the first block to be written was shared."""
+
+
+_NO_GROWTH = Growth(0, [], None)
+
+
+class KVCacheManager:
+    def __init__(self, *, num_blocks: int, block_size: int, identity_digest: bytes, enable_prefix_caching: bool) -> None:
+        self.block_size = block_size
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
+        self._caching = enable_prefix_caching
+        self._prefix = PrefixCache(identity_digest)
+        self._pool = BlockPool(num_blocks, self._prefix.forget)
+
+    @property
+    def pool(self) -> BlockPool:
+        return self._pool
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    # Before a sequence runs
+
+    def find_beginning(self, sequence: SequenceState) -> Beginning:
+        """The longest beginning whose KV exists. Changes nothing, so it may be asked again and again."""
+        leader = sequence.leader
+        if leader is not None and leader.status is Status.RUNNING and sequence.num_output_tokens == 0:
+            # The leader has computed the whole prompt; all but the last token's KV is taken over, and that one is
+            # computed again for its logits. The block it lies in is then copied on write.
+            num_tokens = sequence.num_prompt_tokens - 1
+            return Beginning(leader.block_ids[: self.num_blocks_for(num_tokens)], num_tokens)
+        if not self._caching:
+            return Beginning([], 0)
+        self._extend_hashes(sequence)
+        limit = (len(sequence.token_ids) - 1) // self.block_size
+        block_ids = self._prefix.match(sequence.block_hashes, limit)
+        return Beginning(block_ids, len(block_ids) * self.block_size)
+
+    def is_next_block_being_computed(self, sequence: SequenceState, beginning: Beginning) -> bool:
+        """Whether a running sequence is about to compute the very block that this one would compute next."""
+        index = len(beginning.block_ids)
+        if not self._caching or sequence.leader is not None or index >= len(sequence.block_hashes):
+            return False
+        return self._prefix.is_being_computed(sequence.block_hashes[index])
+
+    def num_blocks_to_begin(self, sequence: SequenceState, beginning: Beginning) -> int:
+        """Available blocks that running all known tokens of a sequence uses up: new ones, and evictable ones it revives."""
+        revived = sum(self._pool.is_evictable(block_id) for block_id in beginning.block_ids)
+        copied = 1 if beginning.num_tokens % self.block_size else 0
+        missing = self.num_blocks_for(len(sequence.token_ids)) - len(beginning.block_ids)
+        return revived + copied + missing
+
+    def begin(self, sequence: SequenceState, beginning: Beginning) -> None:
+        """Holds the blocks of its beginning and announces those it is going to compute."""
+        assert not sequence.block_ids
+        for block_id in beginning.block_ids:
+            self._pool.share(block_id)
+        sequence.block_ids = list(beginning.block_ids)
+        sequence.num_computed_tokens = sequence.num_confirmed_tokens = beginning.num_tokens
+        if self._caching:
+            self._extend_hashes(sequence)
+            sequence.num_published_blocks = beginning.num_tokens // self.block_size
+            self._prefix.announce(sequence.block_hashes[sequence.num_published_blocks :], sequence.sequence_id)
+        if sequence.scheduled is None and sequence.leader is None:
+            self.num_prefix_queries += sequence.num_prompt_tokens
+            self.num_prefix_hits += beginning.num_tokens
+
+    # While it runs
+
+    def num_tokens_that_fit(self, sequence: SequenceState, num_tokens: int) -> int:
+        """How many of the next `num_tokens` tokens the available blocks admit; 0 if not even one."""
+        start, held = sequence.num_computed_tokens, sequence.block_ids
+        room = len(held) * self.block_size - start
+        if room > 0 and self._is_shared(held[-1]):
+            if self._pool.num_available == 0:
+                return 0
+            room += (self._pool.num_available - 1) * self.block_size
+        elif room < num_tokens:
+            room += self._pool.num_available * self.block_size
+        return min(room, num_tokens)
+
+    def grow(self, sequence: SequenceState, num_tokens: int) -> Growth:
+        """Blocks for the next `num_tokens` tokens, none of them shared where they are written. The caller knows they fit."""
+        start, held = sequence.num_computed_tokens, sequence.block_ids
+        num_missing = -(-(start + num_tokens) // self.block_size) - len(held)
+        if start < len(held) * self.block_size and self._is_shared(held[-1]):
+            return self._grow_by_copying(sequence, num_missing)
+        if num_missing <= 0:
+            return _NO_GROWTH
+        offset = len(held)
+        new = self._pool.allocate(num_missing)
+        held.extend(new)
+        return Growth(offset, new, None)
+
+    def _grow_by_copying(self, sequence: SequenceState, num_missing: int) -> Growth:
+        """Sharing ends where writing begins, and writing begins in the last block held: nothing is held ahead."""
+        held = sequence.block_ids
+        offset = len(held) - 1
+        assert sequence.num_computed_tokens // self.block_size == offset, "a shared block lies behind the one to be written"
+        source = held.pop()
+        new = self._pool.allocate(1 + max(num_missing, 0))
+        held.extend(new)
+        self._pool.release([source])
+        return Growth(offset, new, (source, new[0]))
+
+    def confirm(self, sequence: SequenceState, num_tokens: int) -> None:
+        """A step computed `num_tokens` more; full blocks become findable."""
+        sequence.num_confirmed_tokens += num_tokens
+        if self._caching and sequence.num_confirmed_tokens >= (sequence.num_published_blocks + 1) * self.block_size:
+            self._publish_full_blocks(sequence)
+
+    # When it stops running
+
+    def would_free(self, sequence: SequenceState) -> bool:
+        """Whether taking this sequence's blocks makes any available at once: others may hold all of them."""
+        return any(self._pool.reference_count(block_id) == 1 for block_id in reversed(sequence.block_ids))
+
+    def release(self, sequence: SequenceState) -> None:
+        """Gives back every block. The end of a sequence is evicted before its beginning, which more others may share."""
+        if self._caching:
+            self._prefix.withdraw(sequence.block_hashes[sequence.num_published_blocks :], sequence.sequence_id)
+        self._pool.release(reversed(sequence.block_ids))
+        sequence.block_ids = []
+        sequence.num_published_blocks = 0
+        sequence.num_computed_tokens = sequence.num_confirmed_tokens = 0
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every known block. Running sequences keep theirs; nobody new will find them."""
+        for block_id in self._prefix.known_blocks():
+            self._prefix.forget(block_id)
+            self._pool.drop(block_id)
+
+    def check_integrity(self, running: Iterable[SequenceState]) -> None:
+        """Asserts that blocks add up, that caches mirror each other and that no block is shared where it is written."""
+        holders = list(running)
+        self._pool.check_integrity(sequence.block_ids for sequence in holders)
+        self._prefix.check_integrity({sequence.sequence_id for sequence in holders})
+        for block_id in self._prefix.known_blocks():
+            assert self._pool.is_retained(block_id), f"block {block_id} is known to the cache but not retained"
+        for sequence in holders:
+            assert len(sequence.block_ids) >= self.num_blocks_for(sequence.num_computed_tokens)
+
+    def _is_shared(self, block_id: BlockId) -> bool:
+        return self._pool.reference_count(block_id) > 1 or self._pool.is_retained(block_id)
+
+    def _publish_full_blocks(self, sequence: SequenceState) -> None:
+        self._extend_hashes(sequence)
+        num_full = sequence.num_confirmed_tokens // self.block_size
+        for index in range(sequence.num_published_blocks, num_full):
+            block_id = sequence.block_ids[index]
+            if self._prefix.publish(sequence.block_hashes[index], block_id):
+                self._pool.retain(block_id)
+        sequence.num_published_blocks = num_full
+
+    def _extend_hashes(self, sequence: SequenceState) -> None:
+        hashes, size = sequence.block_hashes, self.block_size
+        num_full = len(sequence.token_ids) // size
+        if len(hashes) == num_full:
+            return
+        request = sequence.request
+        parent = hashes[-1] if hashes else self._prefix.root(adapter=request.adapter, cache_salt=request.cache_salt)
+        for index in range(len(hashes), num_full):
+            parent = self._prefix.chain(parent, sequence.token_ids[index * size : (index + 1) * size])
+            hashes.append(parent)

@@ -1,0 +1,248 @@
+"""Scheduler: decides what one engine computes in its next step.
+
+There is no prefill phase and no decode phase. A sequence has a length and a number of computed tokens; every step lets
+sequences catch up, under one token budget. Chunked prefill, prefix hits, recomputation after preemption and tokens still
+being sampled are that one rule with different numbers.
+
+Knows sequences and counts of blocks. Does not know tensors, time (beyond stamping it), text or who is asking.
+"""
+
+from bisect import insort
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headrace.base.clock import Nanos
+from headrace.base.ids import BlockId, SequenceId, StepId
+from headrace.engine.mind.config import SchedulerConfig
+from headrace.engine.mind.kv_cache_manager import Beginning, Growth, KVCacheManager
+from headrace.engine.mind.request_queue import RequestQueue
+from headrace.engine.mind.sequence import SequenceState, Status
+from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan
+
+_MAX_SKIPS_PER_STEP = 64
+"""How many waiting sequences one step looks at without admitting them: keeps a step's cost flat however many wait."""
+
+
+class _Verdict(Enum):
+    ADMIT = "admit"
+    NO_BLOCKS = "no blocks"
+    PREFIX_BEING_COMPUTED = "prefix being computed"
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    """A step while it is being planned."""
+
+    now: Nanos
+    budget: int
+    chunk_limit: int
+    """Most tokens of one sequence."""
+    entries: list[ScheduledSequence] = field(default_factory=list)
+    new_sequences: list[NewSequence] = field(default_factory=list)
+    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
+    has_preempted: bool = False
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, identity_digest: bytes) -> None:
+        self.config = config
+        self.kv = KVCacheManager(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            identity_digest=identity_digest,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.waiting = RequestQueue(config.policy)
+        self.running: list[SequenceState] = []  # in the queue's order: the last is the first to be preempted
+        self.num_preemptions = 0
+        self._released: list[SequenceId] = []  # what the workers may forget, told with the next plan
+
+    def schedule(self, now: Nanos, step_id: StepId) -> StepPlan | None:
+        """The next step, or None if no sequence can use one now. At most one of preemption and admission happens in it."""
+        step = self._open_step(now)
+        self._continue_running(step)
+        self._admit_waiting(step)
+        return self._close(step, step_id)
+
+    def update(self, sequence: SequenceState, entry: ScheduledSequence) -> None:
+        """One entry of a finished step: its KV exists now. The sampled token, if any, is the caller's to append."""
+        sequence.num_steps_in_flight -= 1
+        if entry.samples:
+            sequence.num_pending_tokens -= 1
+        if sequence.status is Status.RUNNING:
+            self.kv.confirm(sequence, entry.num_tokens)
+        elif sequence.num_steps_in_flight == 0:
+            self._release(sequence)
+
+    def add(self, sequence: SequenceState) -> None:
+        self.waiting.append(sequence)
+
+    def finish(self, sequence: SequenceState) -> None:
+        """The sequence ends. Its blocks go back at once, or when the last step that writes them is over."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        was_running = sequence.status is Status.RUNNING
+        sequence.status = Status.FINISHED
+        if was_running and sequence.num_steps_in_flight == 0:
+            self._release(sequence)
+
+    # The phases of a step
+
+    def _open_step(self, now: Nanos) -> _OpenStep:
+        config = self.config
+        is_contended = len(self.running) + len(self.waiting) > 1
+        chunk_limit = config.max_tokens_per_prompt_chunk if is_contended else config.max_num_batched_tokens
+        return _OpenStep(now=now, budget=config.max_num_batched_tokens, chunk_limit=chunk_limit)
+
+    def _continue_running(self, step: _OpenStep) -> None:
+        """Lets the running catch up, first come first; each leaves at least one token for every one behind it."""
+        index = 0
+        while index < len(self.running):  # preemption shortens the list behind the index
+            sequence = self.running[index]
+            index += 1
+            num_wanted = sequence.num_wanted_tokens
+            if num_wanted <= 0:
+                continue
+            num_behind = len(self.running) - index
+            num_allowed = min(num_wanted, step.chunk_limit, step.budget - num_behind)
+            num_tokens = self.kv.num_tokens_that_fit(sequence, num_allowed)
+            while num_tokens == 0 and self._preempt_behind(index, step):
+                num_tokens = self.kv.num_tokens_that_fit(sequence, num_allowed)
+            if num_tokens > 0:
+                self._schedule(step, sequence, num_tokens, self.kv.grow(sequence, num_tokens))
+
+    def _admit_waiting(self, step: _OpenStep) -> None:
+        """Starts waiting sequences in order. One that cannot start does not stop those behind it, but if it waits for
+        blocks at the head, only `max_bypasses` of them may pass it."""
+        num_slots = self.config.max_num_seqs - len(self.running)
+        if step.has_preempted or not self.waiting or num_slots <= 0 or step.budget <= 0:
+            return
+        num_reserved = self._num_blocks_promised()
+        admitted: list[SequenceState] = []
+        head: SequenceState | None = None  # the first that waits for blocks
+        num_skipped = 0
+        for sequence in self.waiting:
+            verdict, beginning = self._judge(sequence, num_reserved)
+            if verdict is _Verdict.ADMIT:
+                if head is not None:
+                    head.num_bypasses += 1
+                admitted.append(sequence)
+                num_reserved += self._start(step, sequence, beginning)
+                if step.budget <= 0 or len(admitted) == num_slots:
+                    break
+            else:
+                num_skipped += 1
+                if head is None and verdict is _Verdict.NO_BLOCKS:
+                    head = sequence
+            if num_skipped == _MAX_SKIPS_PER_STEP or (head and head.num_bypasses >= self.config.max_bypasses):
+                break
+        for sequence in admitted:
+            self.waiting.remove(sequence)
+            sequence.status = Status.RUNNING
+            insort(self.running, sequence, key=self.waiting.order_of)
+
+    def _close(self, step: _OpenStep, step_id: StepId) -> StepPlan | None:
+        if not step.entries:
+            assert not step.has_preempted, "work was preempted for nobody"
+            return None
+        assert step.budget >= 0, "the token budget is exceeded"
+        plan = StepPlan(
+            step_id=step_id,
+            scheduled=tuple(step.entries),
+            new_sequences=tuple(step.new_sequences),
+            released_sequence_ids=tuple(self._released),
+            block_copies=tuple(step.copies),
+        )
+        self._released.clear()
+        return plan
+
+    # Parts of the phases
+
+    def _schedule(self, step: _OpenStep, sequence: SequenceState, num_tokens: int, growth: Growth) -> None:
+        samples = num_tokens == sequence.num_wanted_tokens
+        step.entries.append(
+            ScheduledSequence(
+                sequence.sequence_id,
+                sequence.num_computed_tokens,
+                num_tokens,
+                samples,
+                growth.block_offset,
+                tuple(growth.block_ids),
+            )
+        )
+        if growth.copy is not None:
+            step.copies.append(growth.copy)
+        step.budget -= num_tokens
+        sequence.num_computed_tokens += num_tokens
+        sequence.num_steps_in_flight += 1
+        if samples:
+            sequence.num_pending_tokens += 1
+
+    def _judge(self, sequence: SequenceState, num_reserved: int) -> tuple[_Verdict, Beginning]:
+        beginning = Beginning([], 0)
+        if sequence.needs_prompt_of_leader:
+            return _Verdict.PREFIX_BEING_COMPUTED, beginning
+        beginning = self.kv.find_beginning(sequence)
+        if self.kv.is_next_block_being_computed(sequence, beginning):
+            return _Verdict.PREFIX_BEING_COMPUTED, beginning
+        num_needed = self.kv.num_blocks_to_begin(sequence, beginning)
+        if num_needed + num_reserved > self.kv.pool.num_available:
+            return _Verdict.NO_BLOCKS, beginning
+        return _Verdict.ADMIT, beginning
+
+    def _start(self, step: _OpenStep, sequence: SequenceState, beginning: Beginning) -> int:
+        """Gives a waiting sequence its first tokens; returns how many blocks it is promised beyond what it now holds."""
+        num_held_before = self.kv.pool.num_referenced
+        num_needed = self.kv.num_blocks_to_begin(sequence, beginning)
+        self.kv.begin(sequence, beginning)
+        if sequence.scheduled is None:
+            sequence.scheduled = step.now
+            sequence.num_cached_tokens = beginning.num_tokens
+        num_tokens = min(sequence.num_wanted_tokens, step.chunk_limit, step.budget)
+        growth = self.kv.grow(sequence, num_tokens)
+        step.new_sequences.append(
+            NewSequence(
+                sequence.sequence_id,
+                sequence.sample_index,
+                sequence.num_prompt_tokens,
+                tuple(sequence.token_ids),
+                sequence.sampling,
+                tuple(sorted(sequence.eos_token_ids)),
+            )
+        )
+        whole_table = Growth(0, sequence.block_ids, growth.copy)
+        self._schedule(step, sequence, num_tokens, whole_table)
+        num_promised = num_needed - (self.kv.pool.num_referenced - num_held_before)
+        return num_promised + 1
+
+    def _num_blocks_promised(self) -> int:
+        """Blocks that the running will need: the rest of their known tokens, and one more each to grow into, so that
+        admission does not cause the next preemption."""
+        kv = self.kv
+        return sum(
+            max(kv.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_ids), 0) + 1 for sequence in self.running
+        )
+
+    def _preempt_behind(self, index: int, step: _OpenStep) -> bool:
+        """Takes the blocks of the last running sequence from `index` on that can give any now; False if none can.
+
+        A sequence with a step in flight cannot: its blocks are still being written.
+        """
+        for position in range(len(self.running) - 1, index - 1, -1):
+            sequence = self.running[position]
+            if sequence.num_steps_in_flight == 0 and self.kv.would_free(sequence):
+                del self.running[position]
+                self._release(sequence)
+                sequence.status = Status.PREEMPTED
+                sequence.num_preemptions += 1
+                self.num_preemptions += 1
+                self.waiting.put_back(sequence)
+                step.has_preempted = True
+                return True
+        return False
+
+    def _release(self, sequence: SequenceState) -> None:
+        self.kv.release(sequence)
+        self._released.append(sequence.sequence_id)

@@ -1,0 +1,99 @@
+"""SequenceState: the mutable progress of one continuation of one request.
+
+    WAITING ──admit──> RUNNING ──stop, length, error, abort──> FINISHED
+       │                │   ^                                     ^
+       │            preempt │ admit                               │
+       │                v   │                                     │
+       │             PREEMPTED ──abort────────────────────────────┤
+       └──abort───────────────────────────────────────────────────┘
+
+Knows counts and token ids. Does not know blocks' contents, other sequences' progress (but for the leader it forks from) or
+what will be scheduled.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headrace.base.clock import Nanos
+from headrace.base.ids import BlockHash, BlockId, SequenceId
+from headrace.engine.mind.request import Request
+from headrace.engine.mind.sampling_params import SamplingParams
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    sequence_id: SequenceId
+    request: Request
+    sample_index: int
+    arrived: Nanos
+    eos_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the text; empty if the request ignores them."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Those, and what the request stops at."""
+    leader: "SequenceState | None" = None
+    """The first continuation of the same request, whose prompt blocks this one shares once they are computed."""
+
+    status: Status = Status.WAITING
+    token_ids: list[int] = field(default_factory=list)
+    """Every token known: the prompt, then the answer so far."""
+    num_computed_tokens: int = 0
+    """Tokens whose KV exists once all planned steps have run."""
+    num_confirmed_tokens: int = 0
+    """Tokens whose KV exists now: the steps that computed them are finished."""
+    num_pending_tokens: int = 0
+    """Tokens that steps in flight will sample."""
+    num_steps_in_flight: int = 0
+    """Planned steps that contain this sequence and are not finished; its blocks stay its own until there is none."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV was found, not computed, when it first ran."""
+    num_bypasses: int = 0
+    """Later arrivals that were admitted while this one, at the head, waited for blocks."""
+    num_preemptions: int = 0
+
+    block_ids: list[BlockId] = field(default_factory=list)
+    block_hashes: list[BlockHash] = field(default_factory=list)
+    """Hashes of the full blocks among `token_ids`, as far as they were asked for."""
+    num_published_blocks: int = 0
+    """How many leading blocks are in the prefix cache or were found there."""
+
+    scheduled: Nanos | None = None
+    first_token: Nanos | None = None
+
+    # What is asked at every step, copied out of the request once: attribute chains cost on the hot path.
+    num_prompt_tokens: int = 0
+    max_num_tokens: int = 0
+    sampling: SamplingParams = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sampling = self.request.sampling
+        self.token_ids = list(self.request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_wanted_tokens(self) -> int:
+        """How many tokens it is behind its own length. The length includes what steps in flight will sample, and ends
+        where the answer must."""
+        length = min(len(self.token_ids) + self.num_pending_tokens, self.max_num_tokens - 1)
+        return length - self.num_computed_tokens
+
+    @property
+    def needs_prompt_of_leader(self) -> bool:
+        """Whether its leader is still computing the prompt that both share."""
+        leader = self.leader
+        return (
+            leader is not None
+            and leader.status is not Status.FINISHED
+            and leader.num_confirmed_tokens < leader.num_prompt_tokens
+        )
