@@ -1,0 +1,47 @@
+"""EventQueue: what happens next in virtual time. Knows order, nothing else.
+
+Events are ordered by time, then by rank, then by the order in which they were scheduled, so a run depends on its inputs
+alone.
+"""
+
+import heapq
+from collections.abc import Callable
+from enum import IntEnum
+
+from headrace.base.clock import ManualClock, Nanos
+
+
+class Rank(IntEnum):
+    """What comes first among events of one moment: the order of a turn of the real engine's loop."""
+
+    MESSAGE = 0
+    """Clients' requests and aborts."""
+    RESULT = 1
+    """Steps that finished."""
+    TURN = 2
+    """The mind plans, after everything else of this moment."""
+
+
+class EventQueue:
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[Nanos, Rank, int, Callable[[], None]]] = []
+        self._num_scheduled = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def next_moment(self) -> Nanos:
+        return self._heap[0][0]
+
+    def schedule(self, moment: Nanos, rank: Rank, action: Callable[[], None]) -> None:
+        assert moment >= self._clock.now(), "an event cannot be scheduled in the past"
+        heapq.heappush(self._heap, (moment, rank, self._num_scheduled, action))
+        self._num_scheduled += 1
+
+    def run_next(self) -> None:
+        """Advances the clock to the next event and performs it."""
+        moment, _, _, action = heapq.heappop(self._heap)
+        self._clock.advance_to(moment)
+        action()

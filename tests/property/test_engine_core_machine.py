@@ -1,0 +1,196 @@
+"""The whole mind against a naive model.
+
+The model is what a client may expect: an answer is a function of the prompt alone, ends once and for one reason, and is not
+touched by whatever else runs. The worker in between is the simulated one, which fails if a plan ever reads KV that is not
+the sequence's own. Small pools, small budgets and shared beginnings make preemption, eviction, copying and waiting common.
+"""
+
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headrace.base.clock import Nanos
+from headrace.base.errors import ContextLengthError, InvalidRequestError
+from headrace.base.ids import RequestId
+from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
+from headrace.engine.mind.engine_core import EngineCore
+from headrace.engine.mind.request import Request
+from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.step import StepPlan
+from headrace.engine.mind.update import FinishReason, RequestUpdate
+from headrace.sim.invariants import check_step
+from headrace.sim.worker import SimulatedWorker, choose_any_of, fingerprint
+
+VOCAB_SIZE = 20
+EOS = 7
+
+configs = st.builds(
+    SchedulerConfig,
+    max_model_len=st.just(40),
+    num_blocks=st.sampled_from([10, 12, 20, 40]),
+    block_size=st.just(4),
+    max_num_batched_tokens=st.sampled_from([4, 7, 16, 64]),
+    max_num_seqs=st.sampled_from([1, 3, 4]),
+    max_tokens_per_prompt_chunk=st.sampled_from([1, 3, 8, 64]),
+    policy=st.sampled_from(SchedulingPolicy),
+    max_bypasses=st.sampled_from([0, 1, 5]),
+    enable_prefix_caching=st.booleans(),
+    max_steps_in_flight=st.sampled_from([1, 2, 3]),
+)
+# Few distinct beginnings, so that sharing is common; lengths on both sides of block boundaries.
+prompts = st.builds(
+    lambda start, body: (*((start,) * 9)[: len(body)], *body),
+    st.integers(0, 1),
+    st.lists(st.integers(0, 2), min_size=1, max_size=14),
+)
+
+
+def expected_answer(request: Request, sample_index: int) -> list[int]:
+    """What a client gets if the machine did nothing else in the world."""
+    sampling = request.sampling
+    state = 0
+    for token_id in request.prompt_token_ids:
+        state = fingerprint(state, token_id)
+    answer: list[int] = []
+    while len(answer) < sampling.max_tokens:
+        token_id = fingerprint(state ^ sampling.seed, sample_index) % VOCAB_SIZE
+        answer.append(token_id)
+        stops = token_id in sampling.stop_token_ids or (token_id == EOS and not sampling.ignore_eos)
+        if stops and len(answer) > sampling.min_tokens:
+            break
+        state = fingerprint(state, token_id)
+    return answer
+
+
+class EngineCoreMachine(RuleBasedStateMachine):
+    @initialize(config=configs)
+    def build(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.core = EngineCore(config, eos_token_ids=(EOS,), identity_digest=b"test")
+        self.worker = SimulatedWorker(
+            num_blocks=config.num_blocks, block_size=config.block_size, choose=choose_any_of(VOCAB_SIZE)
+        )
+        self.in_flight: deque[StepPlan] = deque()
+        self.requests: dict[RequestId, Request] = {}
+        self.answers: dict[tuple[RequestId, int], list[int]] = {}
+        self.finished: dict[tuple[RequestId, int], FinishReason] = {}
+        self.aborted: set[RequestId] = set()
+        self.now = 0
+
+    def tick(self) -> Nanos:
+        self.now += 1
+        return Nanos(self.now)
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 12),
+        num_sequences=st.sampled_from([1, 1, 2, 3]),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "", "tenant"]),
+        seed=st.integers(0, 1),
+        ignore_eos=st.booleans(),
+    )
+    def add(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        num_sequences: int,
+        priority: int,
+        salt: str,
+        seed: int,
+        ignore_eos: bool,
+    ) -> None:
+        request = Request(
+            request_id=RequestId(f"r{len(self.requests)}"),
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos),
+            num_sequences=min(num_sequences, self.config.max_num_seqs),
+            priority=priority if self.config.policy is SchedulingPolicy.PRIORITY else 0,
+            cache_salt=salt,
+        )
+        if len(prompt) + max_tokens > self.config.max_model_len:
+            with pytest.raises(ContextLengthError):
+                self.core.add_request(request, self.tick())
+            return
+        self.core.add_request(request, self.tick())
+        self.requests[request.request_id] = request
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def add_twice(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.requests)))
+        if any(key[0] == request_id for key in self.finished):
+            return
+        with pytest.raises(InvalidRequestError, match="in use"):
+            self.core.add_request(self.requests[request_id], self.tick())
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.requests)))
+        for update in self.core.abort(request_id, self.tick()):
+            assert update.finish_reason is FinishReason.ABORT
+            self.take(update)
+        self.aborted.add(request_id)
+
+    @rule()
+    def begin(self) -> None:
+        plan = self.core.begin_step(self.tick())
+        if plan is not None:
+            check_step(plan, self.config)
+            self.in_flight.append(plan)
+        assert len(self.in_flight) <= self.config.max_steps_in_flight
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def finish(self) -> None:
+        plan = self.in_flight.popleft()
+        for update in self.core.finish_step(plan, self.worker.execute(plan), self.tick()):
+            self.take(update)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.core.reset_prefix_cache()
+
+    def take(self, update: RequestUpdate) -> None:
+        key = (update.request_id, update.sample_index)
+        assert key not in self.finished, "an answer that has ended was heard of again"
+        answer = self.answers.setdefault(key, [])
+        answer.extend(update.new_token_ids)
+        expected = expected_answer(self.requests[update.request_id], update.sample_index)
+        assert answer == expected[: len(answer)]
+        if update.finish_reason is not None:
+            self.finished[key] = update.finish_reason
+            if update.finish_reason is not FinishReason.ABORT:
+                assert answer == expected
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "core"):
+            self.core.check_integrity()
+
+    def teardown(self) -> None:
+        """Everything asked ends, each step moves somebody on, and every block comes back."""
+        if not hasattr(self, "core"):
+            return
+        while not self.core.is_idle:
+            had_work = self.core.num_steps_in_flight > 0
+            self.begin()
+            assert had_work or self.in_flight, "nobody advances"
+            if self.in_flight:
+                self.finish()
+            self.core.check_integrity()
+        for request in self.requests.values():
+            for index in range(request.num_sequences):
+                assert (request.request_id, index) in self.finished
+        stats = self.core.stats()
+        assert stats.num_blocks_in_use == 0
+        self.core.reset_prefix_cache()
+        assert self.core.stats().num_blocks_cached == 0
+
+
+TestEngineCore = EngineCoreMachine.TestCase
+TestEngineCore.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
