@@ -1,0 +1,110 @@
+"""ModelRunner: carries out one StepPlan after another: keeps the live sequences, builds the ForwardBatch, calls the model.
+
+Knows plans, sequences and block tables. Does not know how anything is computed (ops), chosen (sampler) or scheduled (the
+mind). Plans may be made before the previous step's outcome is known: sampled tokens are therefore kept here.
+"""
+
+from collections.abc import Sequence
+
+from headrace.base.ids import SequenceId
+from headrace.engine.layers.forward_batch import ForwardBatch
+from headrace.engine.layers.rotary import Rotary
+from headrace.engine.mind.step import SampledToken, ScheduledSequence, StepPlan, StepResult
+from headrace.engine.models.decoder import Decoder
+from headrace.engine.ops.protocol import Ops, SequenceSpan
+from headrace.engine.worker.kv_cache import KVCache
+from headrace.engine.worker.running_sequence import RunningSequence
+from headrace.engine.worker.sampler import Sampler
+
+
+class ModelRunner:
+    def __init__(self, ops: Ops, decoder: Decoder, kv_cache: KVCache, *, block_size: int, max_model_len: int) -> None:
+        spec = decoder.spec
+        self._ops = ops
+        self._decoder = decoder
+        self._kv_cache = kv_cache
+        self._block_size = block_size
+        self._rotaries = [Rotary(ops, rope, max_model_len=max_model_len) for rope in spec.ropes]
+        self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))  # distinct, in order
+        self._sampler = Sampler()
+        self._sequences: dict[SequenceId, RunningSequence] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._apply_differences(plan)
+        computed = self._order(plan.scheduled)
+        sampled: list[SampledToken | None] = [None] * len(plan.scheduled)
+        if computed:
+            sampling = [i for i in computed if plan.scheduled[i].samples]
+            logits = self._decoder(self._forward_batch(plan, computed), self._kv_cache.layers)
+            self._sample(plan, sampling, logits, sampled)
+        failures = self._failures(plan)
+        return StepResult(plan.step_id, tuple(sampled), failures)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._sequences)
+
+    # The plan's differences
+
+    def _apply_differences(self, plan: StepPlan) -> None:
+        for sequence_id in plan.released_sequence_ids:
+            del self._sequences[sequence_id]
+        for new in plan.new_sequences:
+            assert new.sequence_id not in self._sequences, f"sequence {new.sequence_id} is here already"
+            self._sequences[new.sequence_id] = RunningSequence(new)
+        for entry in plan.scheduled:
+            if entry.block_ids:
+                self._sequences[entry.sequence_id].block_table.write(entry.block_offset, entry.block_ids)
+        if plan.block_copies:
+            self._kv_cache.copy_blocks(plan.block_copies)
+
+    # The step's tensors
+
+    def _order(self, scheduled: Sequence[ScheduledSequence]) -> list[int]:
+        """Entries that compute something, those of one token first, as the ops want them."""
+        live = [i for i, entry in enumerate(scheduled) if not self._sequences[entry.sequence_id].failure]
+        return sorted(live, key=lambda i: scheduled[i].num_tokens > 1)  # stable: otherwise the plan's order
+
+    def _forward_batch(self, plan: StepPlan, computed: Sequence[int]) -> ForwardBatch:
+        token_ids: list[int] = []
+        spans: list[SequenceSpan] = []
+        logit_rows: list[int] = []
+        for i in computed:
+            entry = plan.scheduled[i]
+            sequence = self._sequences[entry.sequence_id]
+            end = entry.num_computed_tokens + entry.num_tokens
+            assert end <= len(sequence.token_ids), f"sequence {entry.sequence_id} has no token {end - 1} to compute"
+            assert not entry.samples or end == len(sequence.token_ids), "a sequence samples after its last token"
+            token_ids.extend(sequence.token_ids[entry.num_computed_tokens : end])
+            spans.append(SequenceSpan(entry.num_computed_tokens, entry.num_tokens, sequence.block_table.ids))
+            if entry.samples:
+                logit_rows.append(len(token_ids) - 1)
+        placement = self._ops.place(spans, block_size=self._block_size, windows=self._windows)
+        return ForwardBatch(
+            token_ids=self._ops.token_ids(token_ids),
+            placement=placement,
+            rotations=tuple(rotary(placement) for rotary in self._rotaries),
+            logit_rows=self._ops.row_ids(logit_rows),
+        )
+
+    # The step's outcome
+
+    def _sample(self, plan: StepPlan, sampling: Sequence[int], logits: object, sampled: list[SampledToken | None]) -> None:
+        sequences = [self._sequences[plan.scheduled[i].sequence_id] for i in sampling]
+        if not sequences:
+            return
+        for i, sequence, token in zip(sampling, sequences, self._sampler.sample(logits, sequences), strict=True):
+            if isinstance(token, str):
+                self._fail(sequence, token)
+            else:
+                sequence.token_ids.append(token.token_id)
+                sampled[i] = token
+
+    def _fail(self, sequence: RunningSequence, reason: str) -> None:
+        sequence.failure = reason
+        # Whoever gets these blocks next must not find there what no mask can hide.
+        self._kv_cache.make_finite(sequence.block_table.ids)
+
+    def _failures(self, plan: StepPlan) -> tuple[tuple[SequenceId, str], ...]:
+        ids = dict.fromkeys(entry.sequence_id for entry in plan.scheduled)
+        return tuple((i, self._sequences[i].failure) for i in ids if self._sequences[i].failure)

@@ -1,0 +1,31 @@
+"""RunningSequence: what the worker keeps of one live sequence between steps.
+
+Knows its tokens, its blocks and how its next token is chosen. Does not know its request, nor why it is scheduled.
+"""
+
+from headrace.engine.mind.step import NewSequence
+from headrace.engine.worker.block_table import BlockTable
+from headrace.engine.worker.penalties import TokenCounts
+
+
+class RunningSequence:
+    __slots__ = (
+        "block_table", "eos_token_ids", "failure", "num_prompt_tokens", "sample_index", "sampling", "token_counts",
+        "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, new: NewSequence) -> None:
+        self.sample_index = new.sample_index
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.token_ids = list(new.token_ids)
+        self.sampling = new.sampling
+        self.eos_token_ids = new.eos_token_ids
+        self.block_table = BlockTable()
+        self.token_counts: TokenCounts | None = None
+        """Made by the sampler where penalties ask for it."""
+        self.failure = ""
+        """Why its numbers are of no use, once they are not; it then takes part in no computation."""
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens

@@ -1,0 +1,157 @@
+"""Worker: one device that holds a model and its KV cache, and executes plans.
+
+Knows configuration, the order of the start-up and what the device is. Does not know requests, scheduling or processes.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from headrace.base.errors import ConfigurationError, nearest
+from headrace.base.ids import BlockId, SequenceId, StepId
+from headrace.base.units import format_bytes
+from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan, StepResult
+from headrace.engine.models.decoder import Decoder
+from headrace.engine.models.weights import open_checkpoint
+from headrace.engine.ops.registry import make_ops
+from headrace.engine.worker.kv_cache import KVCache, kv_bytes_per_block
+from headrace.engine.worker.model_runner import ModelRunner
+from headrace.specs.model import ModelSpec, RopeScaling
+from headrace.specs.release import ExecutionIdentity
+
+PhaseReport = Callable[[str, float, str], None]
+"""(phase, seconds, detail for people)."""
+
+_DTYPES = ("float32", "bfloat16")
+_DEVICES = ("cpu", "cuda")
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker is started with."""
+
+    model_path: str
+    """A Hugging Face checkpoint folder or a GGUF file."""
+    dtype: str = "auto"
+    """How weights, activations, keys and values are held: `float32`, `bfloat16`, or `auto` for what is fastest here."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    max_num_seqs: int = 64
+    """Most sequences of one step: what warming up prepares for."""
+    max_num_batched_tokens: int = 2048
+    """Most tokens of one step."""
+    max_model_len: int = 0
+    """Most tokens of one sequence; 0 is the model's own length. Some rotary scalings are chosen by it."""
+    num_threads: int = 0
+    """Threads that compute on the CPU; 0 takes one per core that this process may use."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("dtype", _DTYPES), ("device", _DEVICES)):
+            value = getattr(self, name)
+            if value not in (*known, "auto"):
+                hint = nearest(value, (*known, "auto"))
+                raise ConfigurationError(f"{name} {value!r} is not one of auto, {', '.join(known)}{hint}")
+        if self.max_model_len < 0 or self.num_threads < 0:
+            raise ConfigurationError("max_model_len and num_threads must not be negative; 0 chooses by itself")
+
+
+class Worker:
+    """Start-up in order: construct (loads the weights), `allocate_kv_cache`, `warm_up`; then `execute` in plan order."""
+
+    def __init__(self, config: WorkerConfig, report: PhaseReport) -> None:
+        self.config = config
+        self._report = report
+        device = _choose_device(config.device)
+        self.dtype = _choose_dtype(config.dtype, device)
+        self._ops = make_ops(device=device, dtype=self.dtype, num_threads=config.num_threads or _num_usable_cores())
+        self.device = self._ops.device
+        began = time.perf_counter()
+        self.checkpoint = open_checkpoint(Path(config.model_path))
+        self.spec: ModelSpec = self.checkpoint.spec
+        self.max_model_len = config.max_model_len or self.spec.max_position_embeddings
+        began = self._phase("open_checkpoint", began, f"{self.spec.architecture}, {self.checkpoint.weight_format}")
+        with self._ops.computing():
+            self._decoder = Decoder(self._ops, self.spec, self.checkpoint)
+        self._phase("load_weights", began, f"{self.dtype} on {self.device}")
+        self._runner: ModelRunner | None = None
+
+    @property
+    def identity(self) -> ExecutionIdentity:
+        digest = self.checkpoint.digest
+        if any(rope.scaling in (RopeScaling.DYNAMIC, RopeScaling.LONGROPE) for rope in self.spec.ropes):
+            digest = f"{digest}/max_model_len={self.max_model_len}"  # it decides the rotary frequencies
+        return ExecutionIdentity(
+            model_digest=digest, weight_dtype=self.dtype, kv_dtype=self.dtype, processor=self._ops.processor
+        )
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        return kv_bytes_per_block(self._ops, self.spec, block_size=self.config.block_size)
+
+    def allocate_kv_cache(self, num_blocks: int, *, max_model_len: int | None = None) -> None:
+        """Once. `max_model_len`: where the memory decided it, after the worker was made."""
+        assert self._runner is None, "the KV cache is allocated once"
+        began = time.perf_counter()
+        if max_model_len is not None:
+            self.max_model_len = max_model_len
+        block_size = self.config.block_size
+        with self._ops.computing():
+            cache = KVCache(self._ops, self.spec, num_blocks=num_blocks, block_size=block_size)
+            self._runner = ModelRunner(
+                self._ops, self._decoder, cache, block_size=block_size, max_model_len=self.max_model_len
+            )
+        size = format_bytes(num_blocks * self.kv_bytes_per_block)
+        self._phase("allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens, {size}")
+
+    def warm_up(self) -> None:
+        """Runs a prompt and a few decode steps, so that the first request does not pay for kernels being made."""
+        began = time.perf_counter()
+        assert self._runner is not None, "allocate_kv_cache comes before warm_up"
+        num_tokens = min(self.config.block_size, self.max_model_len - 1)
+        sampling = SamplingParams(max_tokens=1, temperature=0.0)
+        sequence = NewSequence(SequenceId(-1), 0, num_tokens, (0,) * num_tokens, sampling, ())
+        prompt = ScheduledSequence(SequenceId(-1), 0, num_tokens, True, 0, (BlockId(0),))
+        self.execute(StepPlan(StepId(-1), (prompt,), new_sequences=(sequence,)))
+        self.execute(StepPlan(StepId(-1), (), released_sequence_ids=(SequenceId(-1),)))
+        self._phase("warm_up", began, "")
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert self._runner is not None, "allocate_kv_cache comes before execute"
+        with self._ops.computing():
+            return self._runner.execute(plan)
+
+    def close(self) -> None:
+        """Lets go of weights and KV."""
+        self._runner = None
+        del self._decoder
+
+    def _phase(self, name: str, began: float, detail: str) -> float:
+        now = time.perf_counter()
+        self._report(name, now - began, detail)
+        return now
+
+
+def _choose_device(device: str) -> str:
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _choose_dtype(dtype: str, device: str) -> str:
+    """bfloat16 where the processor multiplies it natively, else float32: emulated, it is several times slower."""
+    if dtype != "auto":
+        return dtype
+    if device == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    has_native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bfloat16" if has_native else "float32"
+
+
+def _num_usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
