@@ -1,0 +1,107 @@
+"""`headrace simulate`: the engine's mind in rehearsal, under drawn scenarios or a recording of a real engine.
+
+Composes the simulator and prints; decides nothing.
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from headrace.base.units import seconds
+from headrace.engine.host.recording import read_recording
+from headrace.sim.replay import replay
+from headrace.sim.scenario import EOS_TOKEN_ID, VOCAB_SIZE, draw_scenario
+from headrace.sim.simulation import Outcome, simulate
+from headrace.sim.step_cost import LinearStepCost
+from headrace.sim.worker import choose_any_of
+
+_SHOWN_ROWS = 20
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="rehearse the engine's decisions in virtual time",
+        description="Runs the engine's real scheduler in virtual time under scenarios drawn from seeds, checking every "
+        "invariant after every event; or replays a recording (serve --record-steps) and compares the plans byte for byte.",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--num-seeds", type=_positive, default=1, help="how many seeds, counted up (default 1)")
+    parser.add_argument("--num-requests", type=_positive, default=100, help="requests per scenario (default 100)")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a recording instead of drawing scenarios")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0 if every rule held, 1 if not, with the one line that reproduces the failure."""
+    console = Console()
+    if options.replay is not None:
+        return _replay(options.replay, console)
+    return _simulate(options.seed, options.num_seeds, options.num_requests, console)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def _replay(path: Path, console: Console) -> int:
+    outcome = replay(read_recording(path))
+    if outcome.difference is None:
+        console.print(f"{outcome.num_steps} steps of {outcome.num_requests} requests: every plan is equal, byte for byte")
+        return 0
+    console.print(f"[red]the plans part after {outcome.num_steps} equal steps[/red]\n{outcome.difference}")
+    return 1
+
+
+def _simulate(first_seed: int, num_seeds: int, num_requests: int, console: Console) -> int:
+    table = Table(
+        "seed", "finished", "aborted", "refused", "steps", "preempted", "evicted", "hit rate", "virtual s", "digest"
+    )
+    with Progress(console=console, transient=True) as progress:
+        for seed in progress.track(range(first_seed, first_seed + num_seeds), description="rehearsing"):
+            try:
+                outcome = _run_scenario(seed, num_requests)
+            except AssertionError as failure:
+                console.print(f"[red]seed {seed}: {failure}[/red]")
+                console.print(f"reproduce with: headrace simulate --seed {seed} --num-requests {num_requests}")
+                return 1
+            if num_seeds <= _SHOWN_ROWS:
+                table.add_row(str(seed), *_describe(outcome))
+    if num_seeds <= _SHOWN_ROWS:
+        console.print(table)
+    console.print(f"{num_seeds} {'seed' if num_seeds == 1 else 'seeds'}: every invariant held after every event")
+    return 0
+
+
+def _run_scenario(seed: int, num_requests: int) -> Outcome:
+    scenario = draw_scenario(seed, num_requests=num_requests)
+    return simulate(
+        config=scenario.config,
+        cost=LinearStepCost(),
+        choose=choose_any_of(VOCAB_SIZE),
+        arrivals=scenario.arrivals,
+        disconnects=scenario.disconnects,
+        eos_token_ids=(EOS_TOKEN_ID,),
+    )
+
+
+def _describe(outcome: Outcome) -> list[str]:
+    stats, counts = outcome.stats, outcome.finish_counts
+    hit_rate = stats.prefix_cache_hits / stats.prefix_cache_queries if stats.prefix_cache_queries else 0.0
+    return [
+        str(counts.get("stop", 0) + counts.get("length", 0)),
+        str(counts.get("abort", 0)),
+        str(len(outcome.refused_requests)),
+        str(stats.num_steps),
+        str(stats.num_preemptions),
+        str(stats.num_evictions),
+        f"{hit_rate:.0%}",
+        f"{seconds(outcome.finished_at):.2f}",
+        outcome.digest[:12],
+    ]
