@@ -5,7 +5,6 @@ file holds, reading it ends in a `GgufFile` or a `CheckpointError`. Does not kno
 `registry.py` and `weights.py` do.
 """
 
-import mmap
 import re
 import struct
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from headrace.base.errors import CheckpointError
+from headrace.engine.models.mapped_file import MappedFile
 from headrace.engine.ops.storage import STORAGE_BLOCKS, storage_bytes
 
 GgufValue = int | float | bool | str | list["GgufValue"]
@@ -116,22 +116,25 @@ class GgufFile:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return tuple(shard.path for shard in self._shards)
+        return tuple(shard.file.path for shard in self._shards)
 
     def header(self) -> Iterator[memoryview]:
         """Every shard's bytes before its tensor data: magic, metadata and tensor descriptions."""
         for shard in self._shards:
-            yield shard.view[: shard.data_offset]
+            yield shard.file.view[: shard.data_offset]
+
+    def file_of(self, name: str) -> Path:
+        return self._shards[self.tensors[name].shard].file.path
 
     def data(self, name: str) -> memoryview:
         """The tensor's bytes, in the file's own memory: no copy, read-only."""
         tensor = self.tensors[name]
-        return self._shards[tensor.shard].view[tensor.offset : tensor.offset + tensor.num_bytes]
+        return self._shards[tensor.shard].file.view[tensor.offset : tensor.offset + tensor.num_bytes]
 
     def close(self) -> None:
         """Gives the files back; the memory stays mapped for as long as views of it are held."""
         for shard in self._shards:
-            shard.close()
+            shard.file.close()
         self._shards.clear()
 
     def __enter__(self) -> "GgufFile":
@@ -145,37 +148,28 @@ class _Shard:
     """One mapped file: its own metadata, tensor descriptions and bytes."""
 
     def __init__(self, path: Path, number: int) -> None:
-        self.path = path
-        self._map, self.view = _map_file(path)
+        self.file = MappedFile(path)
         try:
-            cursor = _Cursor(path, self._map)
+            cursor = _Cursor(self.file)
             num_tensors = _read_preamble(cursor)
             self.metadata = _read_metadata(cursor)
             alignment = _alignment(path, self.metadata)
             infos = _read_tensor_infos(cursor, num_tensors)
-            self.data_offset = min(-(-cursor.position // alignment) * alignment, len(self.view))
-            self.tensors = _place_tensors(path, infos, number, self.data_offset, alignment, len(self.view))
+            self.data_offset = min(-(-cursor.position // alignment) * alignment, self.file.num_bytes)
+            self.tensors = _place_tensors(path, infos, number, self.data_offset, alignment, self.file.num_bytes)
         except BaseException:
-            self.close()
+            self.file.close()
             raise
-
-    def close(self) -> None:
-        try:
-            self.view.release()
-            self._map.close()
-        except BufferError:
-            # Someone still holds a tensor's bytes; the mapping goes when the last view does.
-            pass
 
 
 class _Cursor:
     """Reads values one after another from bytes that may lie about their own lengths."""
 
-    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
-        self.path = path
+    def __init__(self, file: MappedFile) -> None:
+        self.path = file.path
         self.position = 0
-        self._map = mapped
-        self._size = len(mapped)
+        self._map = file.raw
+        self._size = file.num_bytes
 
     @property
     def num_remaining(self) -> int:
@@ -237,17 +231,6 @@ class _Cursor:
             position = end
         self.position = position
         return values
-
-
-def _map_file(path: Path) -> tuple[mmap.mmap, memoryview]:
-    try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise CheckpointError(f"{path}: the file is empty") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return mapped, memoryview(mapped)
 
 
 def _shard_paths(path: Path) -> list[Path]:
