@@ -1,0 +1,183 @@
+"""POST /v1/chat/completions: a conversation in, the assistant's next turn out, whole or as a stream of chunks.
+
+Knows the chat format. Does not know how generation or HTTP work.
+"""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import msgspec
+from msgspec import UNSET
+
+from headrace.base.errors import InvalidRequestError
+from headrace.engine.host.generation import OutputChunk, TokenLogprob
+from headrace.engine.mind.sampling_params import MAX_LOGPROBS
+from headrace.protocol.openai import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatDelta,
+    ChatLogprobs,
+    ChatTokenLogprob,
+    TopLogprob,
+)
+from headrace.server import decoding
+from headrace.server.answers import (
+    AnswerIdentity,
+    Tally,
+    WholeAnswer,
+    answer_identity,
+    finish_reason,
+    finite,
+    generations,
+    tally,
+)
+from headrace.server.door import Call, Reply
+from headrace.server.prompts import Prompt, chat_prompt
+from headrace.server.streaming import DONE, Chunks, event, merged, stream_answer
+from headrace.server.validation import NO_LOGPROBS, Limits, check_common
+
+
+async def answer_chat(call: Call, reply: Reply) -> None:
+    request = decoding.CHAT.decode(call.body)
+    check_common(request, call.services.engine.facts, call.services.config)
+    limits, num_logprobs = _limits(request), _num_logprobs(request)
+    prompt = await chat_prompt(call.services, request)
+    identity = answer_identity(call, request, "chatcmpl")
+    chunks = generations(call, request, [prompt], answer_id=identity.id, limits=limits, num_logprobs=num_logprobs)
+    if request.stream:
+        await stream_answer(chunks, _ChunkWriter(request, prompt, identity), reply)
+    else:
+        await _whole(request, prompt, identity, chunks, reply)
+
+
+def _limits(request: ChatCompletionRequest) -> Limits:
+    new, old = request.max_completion_tokens, request.max_tokens
+    if new is not None and old is not None and new != old:
+        raise InvalidRequestError(
+            f"max_completion_tokens ({new}) and max_tokens ({old}) disagree: give one of them",
+            param="max_completion_tokens",
+        )
+    return Limits(
+        max_tokens=old if new is None else new,
+        default_max_tokens=None,
+        max_tokens_field="max_tokens" if new is None else "max_completion_tokens",
+        prompt_field="messages",
+    )
+
+
+def _num_logprobs(request: ChatCompletionRequest) -> int:
+    num_top = request.top_logprobs or 0
+    if not 0 <= num_top <= MAX_LOGPROBS:
+        raise InvalidRequestError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}, not {num_top}", param="top_logprobs")
+    if request.logprobs:
+        return num_top
+    if num_top:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return NO_LOGPROBS
+
+
+async def _whole(
+    request: ChatCompletionRequest, prompt: Prompt, identity: AnswerIdentity, chunks: Sequence[Chunks], reply: Reply
+) -> None:
+    counted = tally([prompt])
+    answers = [WholeAnswer() for _ in range(request.n or 1)]
+    async with aclosing(merged(chunks)) as merged_chunks:
+        async for place, chunk in merged_chunks:
+            counted.count(place, chunk)
+            answers[chunk.index].add(chunk)
+    completion = ChatCompletion(
+        id=identity.id,
+        created=identity.created,
+        model=identity.model,
+        choices=[_choice(request, index, answer) for index, answer in enumerate(answers)],
+        usage=counted.usage(),
+        system_fingerprint=identity.system_fingerprint,
+        prompt_token_ids=prompt.token_ids if request.return_token_ids else UNSET,
+    )
+    await reply.whole(msgspec.json.encode(completion))
+
+
+def _choice(request: ChatCompletionRequest, index: int, answer: WholeAnswer) -> ChatChoice:
+    return ChatChoice(
+        index=index,
+        message=AssistantMessage(role="assistant", content=answer.text),
+        logprobs=_logprobs(answer.logprobs) if request.logprobs else None,
+        finish_reason=finish_reason(answer.finish_reason),
+        stop_reason=answer.stop_reason,
+        token_ids=answer.token_ids if request.return_token_ids else UNSET,
+    )
+
+
+class _ChunkWriter:
+    """Writes the events of one stream: the role first, then text, then why it ended."""
+
+    def __init__(self, request: ChatCompletionRequest, prompt: Prompt, identity: AnswerIdentity) -> None:
+        options = request.stream_options
+        self._request = request
+        self._prompt = prompt
+        self._identity = identity
+        self._include_usage = bool(options and options.include_usage)
+        self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
+        self._tally: Tally = tally([prompt])
+        self._begun = [False] * (request.n or 1)
+
+    def events(self, place: int, chunk: OutputChunk) -> bytes:
+        self._tally.count(place, chunk)
+        events = b""
+        if not self._begun[chunk.index]:
+            first = not any(self._begun)
+            self._begun[chunk.index] = True
+            events += self._event(ChatChunkChoice(chunk.index, ChatDelta(role="assistant", content="")), with_prompt=first)
+        if chunk.text or chunk.logprobs or (self._request.return_token_ids and chunk.token_ids):
+            events += self._event(self._text_choice(chunk))
+        if chunk.finish_reason is not None:
+            reason = finish_reason(chunk.finish_reason)
+            events += self._event(
+                ChatChunkChoice(chunk.index, ChatDelta(), finish_reason=reason, stop_reason=chunk.stop_reason)
+            )
+        return events
+
+    def closing_events(self) -> bytes:
+        if not self._include_usage:
+            return DONE
+        completion_chunk = self._chunk([])
+        completion_chunk.usage = self._tally.usage()
+        return event(completion_chunk) + DONE
+
+    def _text_choice(self, chunk: OutputChunk) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            chunk.index,
+            ChatDelta(content=chunk.text),
+            logprobs=_logprobs(chunk.logprobs) if self._request.logprobs else None,
+            token_ids=list(chunk.token_ids) if self._request.return_token_ids else UNSET,
+        )
+
+    def _event(self, choice: ChatChunkChoice, *, with_prompt: bool = False) -> bytes:
+        completion_chunk = self._chunk([choice])
+        if self._include_usage:
+            completion_chunk.usage = self._tally.usage() if self._continuous_usage else None
+        if with_prompt and self._request.return_token_ids:
+            completion_chunk.prompt_token_ids = self._prompt.token_ids
+        return event(completion_chunk)
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        identity = self._identity
+        return ChatCompletionChunk(identity.id, identity.created, identity.model, choices, identity.system_fingerprint)
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
+    return ChatLogprobs(
+        [
+            ChatTokenLogprob(
+                token.text,
+                finite(token.logprob),
+                list(token.raw),
+                [TopLogprob(top.text, finite(top.logprob), list(top.raw)) for top in token.top],
+            )
+            for token in tokens
+        ]
+    )

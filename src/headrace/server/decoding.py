@@ -1,0 +1,187 @@
+"""From a request's bytes to a typed request, or to an error that names the field at fault by its path.
+
+Knows JSON, the request types and the table of refusals. Does not know ranges, models or answers.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope
+
+from headrace.base.errors import InvalidRequestError
+from headrace.protocol.openai import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TextPart,
+    TokenizeRequest,
+)
+from headrace.server import refusals
+from headrace.server.errors import shortened, suggestion
+from headrace.server.refusals import Refusal
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*)`(?: - at `(?P<path>\$.*)`)?$", re.DOTALL)
+_MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?: - at `(?P<path>\$.*)`)?$")
+_PLACE = re.compile(r"(?P<problem>.*) - at (?P<key>`key` in )?`(?P<path>\$.*)`$", re.DOTALL)
+_NESTED_FIELDS = (*ChatMessage.__struct_fields__, *TextPart.__struct_fields__, *StreamOptions.__struct_fields__)
+
+
+class ClientGone(Exception):
+    """The client closed the connection before it had sent its request."""
+
+
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
+    """The request's body. Raises InvalidRequestError unless it is plain JSON by its headers, HTTPException(413) where it
+    is too large: by its own word before anything is read, else as soon as it has grown so far."""
+    headers = {name: value.decode("latin-1").strip() for name, value in scope["headers"]}
+    _check_is_json(headers)
+    _check_size(int(length) if (length := headers.get(b"content-length", "")).isdecimal() else 0, max_bytes)
+    pieces: list[bytes] = []
+    num_bytes = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        pieces.append(message.get("body", b""))
+        num_bytes += len(pieces[-1])
+        _check_size(num_bytes, max_bytes)
+        more = message.get("more_body", False)
+    return b"".join(pieces)
+
+
+def _check_is_json(headers: Mapping[bytes, str]) -> None:
+    content_type = headers.get(b"content-type", "")
+    kind, _, parameters = content_type.partition(";")
+    if kind.strip().lower() != "application/json":
+        raise InvalidRequestError(
+            f"the body must be sent with `Content-Type: application/json`, not {content_type!r}",
+            param="content-type",
+        )
+    charset = re.search(r'charset\s*=\s*"?([^";\s]*)', parameters, re.IGNORECASE)
+    if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise InvalidRequestError(f"JSON is UTF-8; the body claims to be {charset[1]!r}", param="content-type")
+    encoding = headers.get(b"content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise InvalidRequestError(f"the body must not be compressed (got {encoding!r})", param="content-encoding")
+
+
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise HTTPException(413, f"the request's body exceeds {max_bytes} bytes (max_body_bytes)")
+
+
+class RequestDecoder(Generic[T]):
+    """Decodes one type of request."""
+
+    def __init__(self, request_type: type[T], refused: Mapping[str, Refusal]) -> None:
+        self._type = request_type
+        self._refused = refused
+        self._decoder = msgspec.json.Decoder(request_type)
+
+    def decode(self, body: bytes) -> T:
+        """Raises InvalidRequestError for whatever is wrong; nothing else."""
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError:
+            # Rare: look again, slowly, for parameters that are known but refused, and let harmless values through.
+            return self._decode_with_refusals(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _not_json(error) from None
+
+    def _decode_with_refusals(self, body: bytes) -> T:
+        try:
+            fields = msgspec.json.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise _not_json(error) from None
+        if not isinstance(fields, dict):
+            raise InvalidRequestError("the body must be a JSON object")
+        try:
+            return msgspec.convert(self._without_refused(fields), self._type, str_keys=True)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise self._explain(error) from None
+
+    def _without_refused(self, fields: dict[str, Any]) -> dict[str, Any]:
+        kept = _strip(fields, self._refused, path="")
+        if isinstance(options := kept.get("stream_options"), dict):
+            kept["stream_options"] = _strip(options, refusals.STREAM_OPTIONS, path="stream_options.")
+        if isinstance(messages := kept.get("messages"), list):
+            kept["messages"] = [_strip_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        return kept
+
+    def _explain(self, error: Exception) -> InvalidRequestError:
+        text = shortened(str(error))
+        if unknown := _UNKNOWN_FIELD.match(text):
+            path = _path(unknown["path"] or "$", unknown["name"])
+            return InvalidRequestError(
+                f"unknown parameter {path!r}{self._suggest(unknown['name'], nested=bool(unknown['path']))}",
+                param=path,
+                code="unknown_parameter",
+            )
+        if missing := _MISSING_FIELD.match(text):
+            path = _path(missing["path"] or "$", missing["name"])
+            return InvalidRequestError(f"{path} is required", param=path, code="missing_required_parameter")
+        if place := _PLACE.match(text):
+            path = _path(place["path"])
+            problem = place["problem"][0].lower() + place["problem"][1:]
+            return InvalidRequestError(
+                f"{path}: {'its keys: ' if place['key'] else ''}{problem}", param=path, code="invalid_type"
+            )
+        return InvalidRequestError(f"the request is not valid: {text}")
+
+    def _suggest(self, name: str, *, nested: bool) -> str:
+        if not nested and (synonym := refusals.SYNONYMS.get(name)):
+            return f"; here it is called {synonym!r}"
+        known: Iterable[str] = _NESTED_FIELDS if nested else (*self._type.__struct_fields__, *self._refused)
+        return suggestion(name, known)
+
+
+def _strip(fields: dict[str, Any], refused: Mapping[str, Refusal], *, path: str) -> dict[str, Any]:
+    """The fields without those that change nothing. Raises InvalidRequestError where a refused one would."""
+    for name, value in fields.items():
+        if name in refused and not refused[name].changes_nothing(value, fields):
+            raise InvalidRequestError(
+                f"{path}{name} is not supported: {refused[name].reason}",
+                param=f"{path}{name}",
+                code="unsupported_parameter",
+            )
+    return {name: value for name, value in fields.items() if name not in refused}
+
+
+def _strip_message(message: Any, path: str) -> Any:
+    if not isinstance(message, dict):
+        return message
+    parts = message.get("content")
+    for i, part in enumerate(parts if isinstance(parts, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise InvalidRequestError(
+                f"{path}.content[{i}] is of type {shortened(kind)!r}, which is not supported: the model reads text only",
+                param=f"{path}.content[{i}].type",
+                code="unsupported_parameter",
+            )
+    return _strip(message, refusals.MESSAGE, path=f"{path}.")
+
+
+def _path(path: str, name: str = "") -> str:
+    """`$.messages[0]` and `content` as `messages[0].content`."""
+    return ".".join(part for part in (path.removeprefix("$").removeprefix("."), name) if part)
+
+
+def _not_json(error: Exception) -> InvalidRequestError:
+    if isinstance(error, RecursionError):
+        return InvalidRequestError("the body is nested too deeply", code="invalid_json")
+    return InvalidRequestError(f"the body is not valid JSON: {error}", code="invalid_json")
+
+
+CHAT = RequestDecoder(ChatCompletionRequest, refusals.CHAT)
+COMPLETION = RequestDecoder(CompletionRequest, refusals.COMPLETION)
+TOKENIZE = RequestDecoder(TokenizeRequest, refusals.TOKENIZE)
+DETOKENIZE = RequestDecoder(DetokenizeRequest, refusals.DETOKENIZE)

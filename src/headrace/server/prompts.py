@@ -1,0 +1,140 @@
+"""From what a client says to the token ids that the model reads: conversations rendered, texts tokenised, ids checked.
+
+Knows the chat template and the tokenizer as interfaces. Does not know sampling, answers or HTTP.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.base.errors import InvalidRequestError
+from headrace.protocol.openai import ChatCompletionRequest, ChatMessage, TokenizeRequest
+from headrace.server.services import ChatRenderer, Services
+
+_TEMPLATE_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
+"""Names that `chat_template_kwargs` may not redefine: other fields of the request, or Python, give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as the model reads it, and as text where the client sent text."""
+
+    token_ids: list[int]
+    text: str | None
+
+
+async def chat_prompt(services: Services, request: ChatCompletionRequest | TokenizeRequest) -> Prompt:
+    """The conversation as the model's template writes it. Raises InvalidRequestError where it cannot be written."""
+    assert request.messages is not None, "the caller has looked"
+    messages = [_template_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
+    if not messages:
+        raise InvalidRequestError("messages must hold at least one message", param="messages")
+    continue_final = bool(request.continue_final_message)
+    generation_prompt = request.add_generation_prompt
+    if continue_final and generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt exclude one another", param="continue_final_message"
+        )
+    variables = request.chat_template_kwargs or {}
+    for name in _TEMPLATE_VARIABLES:
+        if name in variables:
+            raise InvalidRequestError(f"chat_template_kwargs may not set {name!r}", param=f"chat_template_kwargs.{name}")
+    template = _template(services, request.chat_template)
+    special_tokens = bool(request.add_special_tokens)
+
+    def work() -> Prompt:
+        text = template.render(
+            messages,
+            add_generation_prompt=not continue_final if generation_prompt is None else generation_prompt,
+            continue_final_message=continue_final,
+            **variables,
+        )
+        return Prompt(services.engine.tokenizer.encode(text, add_special_tokens=special_tokens), text)
+
+    return await services.text_pool.run(sum(len(message["content"]) for message in messages), work)
+
+
+async def completion_prompts(
+    services: Services, prompt: str | Sequence[str | int | list[int]], *, add_special_tokens: bool
+) -> list[Prompt]:
+    """The prompts of a completion request, in the client's order."""
+    tokenizer = services.engine.tokenizer
+    given = _prompt_list(prompt)
+    if len(given) > services.config.max_prompts:
+        raise InvalidRequestError(
+            f"prompt holds {len(given)} prompts; at most {services.config.max_prompts} go into one request",
+            param="prompt",
+        )
+
+    def work() -> list[Prompt]:
+        return [
+            Prompt(tokenizer.encode(one, add_special_tokens=add_special_tokens), one)
+            if isinstance(one, str)
+            else Prompt(one, None)
+            for one in given
+        ]
+
+    prompts = await services.text_pool.run(sum(len(one) for one in given if isinstance(one, str)), work)
+    for i, one in enumerate(prompts):
+        path = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+        check_token_ids(one.token_ids, services.engine.facts.vocab_size, path)
+    return prompts
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, path: str) -> None:
+    """Raises InvalidRequestError where an id is none of the model's."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        place = next(i for i, token in enumerate(token_ids) if not 0 <= token < vocab_size)
+        raise InvalidRequestError(
+            f"{path}[{place}] is no token of the model: ids go from 0 to {vocab_size - 1}", param=f"{path}[{place}]"
+        )
+
+
+def _prompt_list(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
+    """Always a list of prompts, each a text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequestError("prompt is empty", param="prompt")
+    token_ids = [one for one in prompt if isinstance(one, int)]
+    others = [one for one in prompt if not isinstance(one, int)]
+    if token_ids and others:
+        raise InvalidRequestError("prompt mixes token ids with prompts: send one or the other", param="prompt")
+    return [token_ids] if token_ids else others
+
+
+def _template(services: Services, source: str | None) -> ChatRenderer:
+    if source is not None:
+        if services.compile_chat_template is None:
+            raise InvalidRequestError(
+                "this server does not run its clients' templates; leave chat_template out, or start it with "
+                "--trust-request-chat-template",
+                param="chat_template",
+                code="unsupported_parameter",
+            )
+        return services.compile_chat_template(source)
+    if services.chat_template is None:
+        raise InvalidRequestError(
+            "this model has no chat template, so it does not know conversations: use /v1/completions", param="messages"
+        )
+    return services.chat_template
+
+
+def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
+    """A message as templates know it."""
+    content = message.content
+    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+    role = "system" if message.role == "developer" else message.role
+    rendered: dict[str, Any] = {"role": role, "content": text}
+    if message.name is not None:
+        rendered["name"] = message.name
+    if message.tool_call_id is not None:
+        if message.role != "tool":
+            raise InvalidRequestError(f"{path}.tool_call_id belongs to role 'tool'", param=f"{path}.tool_call_id")
+        rendered["tool_call_id"] = message.tool_call_id
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if reasoning is not None:
+        if message.role != "assistant":
+            raise InvalidRequestError(f"{path}.reasoning belongs to role 'assistant'", param=f"{path}.reasoning")
+        rendered["reasoning"] = rendered["reasoning_content"] = reasoning
+    return rendered

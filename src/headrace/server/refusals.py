@@ -1,0 +1,136 @@
+"""Parameters that clients of this API know and this server does not carry out, each with the reason.
+
+They are refused by name, never ignored: an answer that silently lacks what was asked for is worse than none. Only a value
+that would change nothing (null, an empty list, the default) is let through. Knows names and values; not how bodies are
+decoded.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A parameter with the reason for refusing it, and what may be sent all the same."""
+
+    reason: str
+    changes_nothing: Callable[[Any, Body], bool]
+    """Whether this value, in this body, asks for nothing that would not happen anyway."""
+
+
+def _refuse(reason: str, *harmless: Any) -> Refusal:
+    """Refuses everything but null and `harmless`; 0 does not pass for False."""
+
+    def changes_nothing(value: Any, body: Body) -> bool:
+        return value is None or any(type(value) is type(known) and value == known for known in harmless)
+
+    return Refusal(reason, changes_nothing)
+
+
+def _equals_n(value: Any, body: Body) -> bool:
+    return value is None or (type(value) is int and value == (body.get("n") or 1))
+
+
+_TOOLS = "tool calling is not supported"
+_MULTIMODAL = "the model reads and writes text only"
+_STRUCTURED = "constrained decoding is not supported"
+_TRANSFER = "this engine does not exchange its cache with others"
+_BEAM = "beam search is not supported"
+_REASONING = "reasoning is not separated from the answer"
+
+_COMMON: dict[str, Refusal] = {
+    # OpenAI
+    "store": _refuse("answers are not stored", False),
+    "service_tier": _refuse("there are no service tiers", "auto", "default"),
+    "prompt_cache_retention": _refuse("how long prompts stay cached cannot be chosen", "in_memory"),
+    "prompt_cache_options": _refuse("prompt caching has no options here"),
+    "moderation": _refuse("prompts and answers are not moderated"),
+    # vLLM
+    "use_beam_search": _refuse(_BEAM, False),
+    "length_penalty": _refuse(f"it belongs to beam search, and {_BEAM}", 1, 1.0),
+    "early_stopping": _refuse(f"it belongs to beam search, and {_BEAM}", False),
+    "prompt_logprobs": _refuse("log-probabilities of the prompt are not computed"),
+    "logprob_token_ids": _refuse("log-probabilities are reported for the most probable tokens only", []),
+    "allowed_token_ids": _refuse(f"{_STRUCTURED}; logit_bias can favour tokens"),
+    "bad_words": _refuse("words cannot be forbidden; logit_bias can forbid tokens", []),
+    "structured_outputs": _refuse(_STRUCTURED),
+    "guided_json": _refuse(_STRUCTURED),
+    "guided_regex": _refuse(_STRUCTURED),
+    "guided_choice": _refuse(_STRUCTURED),
+    "guided_grammar": _refuse(_STRUCTURED),
+    "response_format": _refuse(_STRUCTURED, {"type": "text"}),
+    "spaces_between_special_tokens": _refuse("spaces between special tokens are kept as the tokenizer has them", True),
+    "truncate_prompt_tokens": _refuse("prompts are never cut short"),
+    "truncation_side": _refuse("prompts are never cut short"),
+    "return_tokens_as_token_ids": _refuse("ask for return_token_ids instead", False),
+    "return_token_offsets": _refuse("token offsets are not reported", False),
+    "return_prompt_text": _refuse("the rendered prompt is not reported", False),
+    "repetition_detection": _refuse("repetition is not watched for; repetition_penalty discourages it"),
+    "watermarking": _refuse("answers are not watermarked", False),
+    "stream_interval": _refuse("every token is streamed as it comes", 1),
+    "kv_transfer_params": _refuse(_TRANSFER),
+    "ec_transfer_params": _refuse(_TRANSFER),
+    "session_id": _refuse("sessions are a router's business; cached prompts are found without it"),
+    "vllm_xargs": _refuse("there are no engine-specific arguments", {}),
+}
+
+CHAT: dict[str, Refusal] = _COMMON | {
+    "tools": _refuse(_TOOLS, []),
+    "tool_choice": _refuse(_TOOLS, "none", "auto"),
+    "parallel_tool_calls": _refuse(_TOOLS, True, False),
+    "functions": _refuse(_TOOLS, []),
+    "function_call": _refuse(_TOOLS, "none", "auto"),
+    "web_search_options": _refuse("the web is not searched"),
+    "modalities": _refuse(_MULTIMODAL, ["text"], []),
+    "audio": _refuse(_MULTIMODAL),
+    "media_io_kwargs": _refuse(_MULTIMODAL, {}),
+    "mm_processor_kwargs": _refuse(_MULTIMODAL, {}),
+    "prediction": _refuse("predicted outputs are not used"),
+    "verbosity": _refuse("models here know no verbosity", "medium"),
+    "reasoning_effort": _refuse("a chat template may take it through chat_template_kwargs"),
+    "thinking_token_budget": _refuse(_REASONING),
+    "include_reasoning": _refuse(_REASONING, True),
+    "documents": _refuse("a chat template may take them through chat_template_kwargs", []),
+    "echo": _refuse("the conversation is not repeated in the answer", False),
+    "best_of": Refusal("answers are not generated to be thrown away", _equals_n),
+}
+
+COMPLETION: dict[str, Refusal] = _COMMON | {
+    "suffix": _refuse("filling in the middle is not supported", ""),
+    "best_of": CHAT["best_of"],
+    "prompt_embeds": _refuse("prompts are text or token ids"),
+}
+
+TOKENIZE: dict[str, Refusal] = {
+    "tools": CHAT["tools"],
+    "mm_processor_kwargs": CHAT["mm_processor_kwargs"],
+    "media_io_kwargs": CHAT["media_io_kwargs"],
+}
+
+DETOKENIZE: dict[str, Refusal] = {}
+
+MESSAGE: dict[str, Refusal] = {
+    "tool_calls": _refuse(_TOOLS, []),
+    "function_call": _refuse(_TOOLS),
+    "refusal": _refuse("models here do not refuse in a channel of its own; put the text into content"),
+    "annotations": _refuse("annotations are not rendered", []),
+    "audio": _refuse(_MULTIMODAL),
+}
+"""In messages. The official clients send an earlier answer back with all its empty fields."""
+
+STREAM_OPTIONS: dict[str, Refusal] = {"include_obfuscation": _refuse("streams are not padded", False)}
+
+SYNONYMS = {
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "num_return_sequences": "n",
+    "stop_sequences": "stop",
+    "guided_decoding": "structured_outputs",
+}
+"""What other servers call our parameters, where spelling alone would not lead there."""

@@ -1,0 +1,173 @@
+"""From a typed request to what the engine is asked: defaults filled in, limits checked, lengths fitted to the model.
+
+Knows which fields contradict one another and what an absent one means. Ranges of sampling parameters are checked where
+they are declared, in `SamplingParams`. Every refusal is an InvalidRequestError that names the client's own field.
+"""
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from headrace.base.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
+from headrace.base.ids import RequestId
+from headrace.engine.host.generation import EngineFacts, GenerationRequest
+from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.protocol.openai import GenerationFields
+from headrace.server.config import ServerConfig
+from headrace.server.errors import shortened, suggestion
+
+V = TypeVar("V")
+
+_MAX_CACHE_SALT = 1024
+_MAX_PRIORITY = 2**31 - 1
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+NO_LOGPROBS = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long an answer may become, and in which fields the client says so."""
+
+    max_tokens: int | None
+    """What the client asked for."""
+    default_max_tokens: int | None
+    """Where it did not ask; None gives all that the model's length leaves."""
+    max_tokens_field: str
+    prompt_field: str
+    """`prompt` or `messages`."""
+
+
+def check_model(name: str | None, facts: EngineFacts) -> None:
+    if name is not None and name not in facts.served_model_names:
+        served = ", ".join(facts.served_model_names)
+        raise ModelNotFoundError(
+            f"the model {shortened(name)!r} is not served here{suggestion(name, facts.served_model_names)} "
+            f"(served: {served})"
+        )
+
+
+def check_common(request: GenerationFields, facts: EngineFacts, config: ServerConfig) -> None:
+    """What needs no prompt to be judged, so that a bad request costs no tokenising."""
+    check_model(request.model, facts)
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("stream_options needs stream to be true", param="stream_options")
+    if request.n is not None and not 1 <= request.n <= config.max_n:
+        raise InvalidRequestError(f"n must be between 1 and {config.max_n}, not {request.n}", param="n")
+    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= _MAX_CACHE_SALT:
+        raise InvalidRequestError(
+            f"cache_salt must have 1 to {_MAX_CACHE_SALT} characters, not {len(request.cache_salt)}", param="cache_salt"
+        )
+    if request.priority and facts.policy != "priority":
+        raise InvalidRequestError(
+            f"priority needs an engine that schedules by priority; this one goes by {facts.policy}", param="priority"
+        )
+    if abs(request.priority or 0) > _MAX_PRIORITY:
+        raise InvalidRequestError(f"priority must be within ±{_MAX_PRIORITY}, not {request.priority}", param="priority")
+    if request.request_id is not None and not valid_request_id(request.request_id):
+        raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters without spaces", param="request_id")
+
+
+def valid_request_id(text: str) -> bool:
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
+def stop_strings(request: GenerationFields, config: ServerConfig) -> tuple[str, ...]:
+    if request.stop is None:
+        return ()
+    stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+    if len(stops) > config.max_stops:
+        raise InvalidRequestError(f"stop may hold at most {config.max_stops} strings, not {len(stops)}", param="stop")
+    if "" in stops:
+        raise InvalidRequestError("stop must not be an empty string: it would end every answer at once", param="stop")
+    return stops
+
+
+def generation_request(
+    request: GenerationFields,
+    *,
+    request_id: RequestId,
+    prompt_token_ids: Sequence[int],
+    limits: Limits,
+    num_logprobs: int,
+    seed: int,
+    facts: EngineFacts,
+    config: ServerConfig,
+) -> GenerationRequest:
+    """One prompt's request to the engine."""
+    max_tokens = _max_tokens(len(prompt_token_ids), limits, facts)
+    sampling = _sampling_params(request, max_tokens=max_tokens, num_logprobs=num_logprobs, seed=seed, facts=facts)
+    sampling.check_vocabulary(facts.vocab_size)
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        sampling=sampling,
+        num_sequences=_or(request.n, 1),
+        priority=_or(request.priority, 0),
+        cache_salt=_or(request.cache_salt, ""),
+        stop=stop_strings(request, config),
+        include_stop_str_in_output=_or(request.include_stop_str_in_output, False),
+        skip_special_tokens=_or(request.skip_special_tokens, True),
+    )
+
+
+def new_seed() -> int:
+    """For a request that brings none."""
+    return secrets.randbits(63)
+
+
+def _max_tokens(num_prompt_tokens: int, limits: Limits, facts: EngineFacts) -> int:
+    if num_prompt_tokens == 0:
+        raise InvalidRequestError(f"{limits.prompt_field} is empty: it has no tokens", param=limits.prompt_field)
+    room = facts.max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"This model's maximum context length is {facts.max_model_len} tokens. However, your {limits.prompt_field} "
+            f"resulted in {num_prompt_tokens} tokens, which leaves none for the answer. Please reduce the length of the "
+            f"{limits.prompt_field}.",
+            param=limits.prompt_field,
+        )
+    if limits.max_tokens is None:
+        return room if limits.default_max_tokens is None else min(limits.default_max_tokens, room)
+    if limits.max_tokens > room:
+        raise ContextLengthError(
+            f"This model's maximum context length is {facts.max_model_len} tokens. However, you requested "
+            f"{num_prompt_tokens + limits.max_tokens} tokens ({num_prompt_tokens} in the {limits.prompt_field}, "
+            f"{limits.max_tokens} in the completion). Please reduce the length of the {limits.prompt_field} or "
+            f"{limits.max_tokens_field}.",
+            param=limits.max_tokens_field,
+        )
+    if limits.max_tokens < 1:
+        raise InvalidRequestError(
+            f"{limits.max_tokens_field} must be at least 1, not {limits.max_tokens}", param=limits.max_tokens_field
+        )
+    return limits.max_tokens
+
+
+def _sampling_params(
+    request: GenerationFields, *, max_tokens: int, num_logprobs: int, seed: int, facts: EngineFacts
+) -> SamplingParams:
+    """Absent parameters take the model's own default, then the API's."""
+    model = facts.default_sampling
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=_or(request.min_tokens, 0),
+        temperature=_or(request.temperature, float(model.get("temperature", 1.0))),
+        top_p=_or(request.top_p, float(model.get("top_p", 1.0))),
+        top_k=_or(request.top_k, int(model.get("top_k", 0))),
+        min_p=_or(request.min_p, float(model.get("min_p", 0.0))),
+        seed=seed,
+        repetition_penalty=_or(request.repetition_penalty, float(model.get("repetition_penalty", 1.0))),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        logit_bias=_or(request.logit_bias, {}),
+        logprobs=num_logprobs,
+        stop_token_ids=tuple(_or(request.stop_token_ids, [])),
+        ignore_eos=_or(request.ignore_eos, False),
+    )
+
+
+def _or(value: V | None, default: V) -> V:
+    return default if value is None else value
