@@ -106,8 +106,8 @@ def _schedule_messages(recording: list[Event], replica: SimReplica, queue: Event
             case Added(_, request):
                 num_requests += 1
                 action = partial(replica.receive, request)
-            case Aborted(_, request_id):
-                action = partial(replica.abort, request_id)
+            case Aborted(_, request_id, sample_index):
+                action = partial(replica.abort, request_id, sample_index=sample_index)
             case PrefixCacheReset(_):
                 action = replica.reset_prefix_cache
         if action is not None:

@@ -43,9 +43,9 @@ class SimReplica:
             self._observer.refused(now, request, error)
         self._ask_for_turn()
 
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId, *, sample_index: int | None = None) -> None:
         now = self._clock.now()
-        self._tell(now, self.core.abort(request_id, now))
+        self._tell(now, self.core.abort(request_id, now, sample_index=sample_index))
         self._ask_for_turn()
 
     def reset_prefix_cache(self) -> None:

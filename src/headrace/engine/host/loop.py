@@ -14,7 +14,6 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 import zmq
@@ -22,7 +21,6 @@ import zmq
 from headrace.base.clock import Clock, Nanos
 from headrace.base.errors import HeadraceError, InvalidRequestError, OverloadedError
 from headrace.base.ids import RequestId, StepId
-from headrace.base.units import NANOS_PER_MILLI
 from headrace.engine.host.connection import Connection
 from headrace.engine.host.messages import (
     Abort,
@@ -40,24 +38,27 @@ from headrace.engine.host.messages import (
 from headrace.engine.host.recording import Aborted, Added, Event, Finished, Planned, PrefixCacheReset
 from headrace.engine.mind.ports import Executor
 from headrace.engine.mind.request import Request
+from headrace.engine.mind.stats import EngineStats
 from headrace.engine.mind.step import StepPlan, StepResult
 from headrace.engine.mind.update import RequestUpdate
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+IDLE_MS_BEFORE_CHECK = 200
+"""The check looks at every block; so long a pause means that no request waits for it."""
 
 
 class Core(Protocol):
     """The mind as the loop calls it: `EngineCore`."""
 
     @property
-    def has_unfinished(self) -> bool: ...
+    def is_idle(self) -> bool: ...
     def add_request(self, request: Request, now: Nanos) -> None: ...
-    def abort(self, request_id: RequestId, now: Nanos) -> list[RequestUpdate]: ...
+    def abort(self, request_id: RequestId, now: Nanos, *, sample_index: int | None = ...) -> list[RequestUpdate]: ...
     def begin_step(self, now: Nanos) -> StepPlan | None: ...
     def finish_step(self, plan: StepPlan, result: StepResult, now: Nanos) -> list[RequestUpdate]: ...
-    def next_wakeup(self) -> Nanos | None: ...
-    def reset_prefix_cache(self) -> bool: ...
+    def reset_prefix_cache(self) -> None: ...
+    def stats(self) -> EngineStats: ...
     def check_integrity(self) -> None: ...
 
 
@@ -98,14 +99,12 @@ class EngineLoop:
         self,
         *,
         core: Core,
-        stats: Callable[[], Stats],
         executor: Executor,
         connection: Connection[EngineMessage, ClientMessage],
         clock: Clock,
         recorder: Recorder | None = None,
     ) -> None:
         self._core = core
-        self._stats = stats
         self._executor = executor
         self._connection = connection
         self._clock = clock
@@ -120,6 +119,10 @@ class EngineLoop:
         self._completed: deque[StepResult | BaseException] = deque()
         self._num_unfinished: dict[RequestId, int] = {}
         """Continuations of each request that have not ended: what a shutdown has to abort."""
+        self._step_token_counts: list[int] = []
+        """Tokens of each step planned since stats were last sent."""
+        self._is_unchecked = False
+        """Whether anything happened since integrity was last checked."""
         self._stopping = False
 
     def run(self) -> int:
@@ -151,20 +154,16 @@ class EngineLoop:
         self._report(updates, wants_stats)
         if self._recorder is not None:
             self._recorder.flush()
-        if not self._in_flight and not self._core.has_unfinished:
-            self._core.check_integrity()
 
     def _wait(self) -> None:
+        """Sleeps until a client or the executor rings. An engine that is idle and stays so examines itself first."""
         if self._completed:
             return
-        self._poller.poll(self._milliseconds_to_wakeup())
+        if self._is_unchecked and self._core.is_idle and not self._poller.poll(IDLE_MS_BEFORE_CHECK):
+            self._core.check_integrity()
+            self._is_unchecked = False
+        self._poller.poll()
         self._doorbell.silence()
-
-    def _milliseconds_to_wakeup(self) -> int | None:
-        moment = self._core.next_wakeup()
-        if moment is None:
-            return None
-        return max(0, -(-(moment - self._clock.now()) // NANOS_PER_MILLI))
 
     # What clients sent
 
@@ -175,9 +174,9 @@ class EngineLoop:
             match message:
                 case AddRequest(request):
                     self._add(request, now)
-                case Abort(request_ids):
+                case Abort(request_ids, sample_index):
                     for request_id in request_ids:
-                        self._abort(request_id, now, updates)
+                        self._abort(request_id, now, updates, sample_index)
                 case Ping():
                     wants_stats = True
                 case ResetPrefixCache():
@@ -199,10 +198,12 @@ class EngineLoop:
         else:
             self._num_unfinished[request.request_id] = request.num_sequences
 
-    def _abort(self, request_id: RequestId, now: Nanos, updates: list[RequestUpdate]) -> None:
+    def _abort(
+        self, request_id: RequestId, now: Nanos, updates: list[RequestUpdate], sample_index: int | None = None
+    ) -> None:
         if request_id in self._num_unfinished:  # else it has ended already: the two crossed on the way
-            self._record(Aborted(now, request_id))
-            self._collect(self._core.abort(request_id, now), updates)
+            self._record(Aborted(now, request_id, sample_index))
+            self._collect(self._core.abort(request_id, now, sample_index=sample_index), updates)
 
     # What the executor did
 
@@ -232,6 +233,7 @@ class EngineLoop:
         while not self._stopping and (plan := self._core.begin_step(now)) is not None:
             self._record(Planned(now, plan))
             self._in_flight[plan.step_id] = plan
+            self._step_token_counts.append(plan.num_tokens)
             self._executor.submit(plan, self._step_done)
 
     def _step_done(self, result: StepResult) -> None:
@@ -242,10 +244,28 @@ class EngineLoop:
     def _report(self, updates: list[RequestUpdate], wants_stats: bool) -> None:
         if updates:
             self._connection.send(Updates(tuple(updates), self._stats()))
-        elif wants_stats:
+        if wants_stats:
             self._connection.send(self._stats())
 
+    def _stats(self) -> Stats:
+        now = self._core.stats()
+        step_token_counts, self._step_token_counts = tuple(self._step_token_counts), []
+        return Stats(
+            num_requests_running=now.num_running,
+            num_requests_waiting=now.num_waiting,
+            kv_cache_usage=now.kv_cache_usage,
+            num_preemptions=now.num_preemptions,
+            prefix_cache_queries=now.prefix_cache_queries,
+            prefix_cache_hits=now.prefix_cache_hits,
+            num_steps=now.num_steps,
+            step_token_counts=step_token_counts,
+            num_blocks_in_use=now.num_blocks_in_use,
+            num_blocks_cached=now.num_blocks_cached,
+        )
+
     def _record(self, event: Event) -> None:
+        """Every event that reaches the mind or leaves it passes here."""
+        self._is_unchecked = True
         if self._recorder is not None:
             self._recorder.write(event)
 

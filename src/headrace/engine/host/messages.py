@@ -22,6 +22,8 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """The client gave up; unknown or finished ids are ignored, since the two may cross on the way."""
 
     request_ids: tuple[RequestId, ...]
+    sample_index: int | None = None
+    """The one continuation that is given up, for example because a stop string appeared; None: all of them."""
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -80,7 +82,6 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
     num_steps: int = 0
     step_token_counts: tuple[int, ...] = ()
     """Tokens of each step since the last Stats, for the histogram."""
-    num_prompt_tokens_computed: int = 0
     num_blocks_in_use: int = 0
     num_blocks_cached: int = 0
 

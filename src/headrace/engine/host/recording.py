@@ -47,6 +47,7 @@ class Added(msgspec.Struct, frozen=True, tag="added"):
 class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
     now: Nanos
     request_id: RequestId
+    sample_index: int | None = None
 
 
 class PrefixCacheReset(msgspec.Struct, frozen=True, tag="prefix_cache_reset"):
@@ -85,8 +86,7 @@ class RecordingWriter:
             self._file: BinaryIO = path.open("wb")
         except OSError as error:
             raise ConfigurationError(
-                f"record_steps: cannot write {str(path)!r} ({error.strerror}); "
-                "name a file in a folder that you may write to"
+                f"record_steps: cannot write {str(path)!r} ({error.strerror}); name a file in a folder that you may write to"
             ) from error
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -104,9 +104,7 @@ class RecordingWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 

@@ -57,9 +57,14 @@ class EngineCore:
             self._scheduler.add(sequence)
         self._requests[request.request_id] = sequences
 
-    def abort(self, request_id: RequestId, now: Nanos) -> list[RequestUpdate]:
-        """The client gave up: its continuations end now. An unknown id is no error, for the two may cross on the way."""
-        return [self._finish(sequence, FinishReason.ABORT, now=now) for sequence in list(self._requests.get(request_id, ()))]
+    def abort(self, request_id: RequestId, now: Nanos, *, sample_index: int | None = None) -> list[RequestUpdate]:
+        """The client gave up: its continuations, or the one named, end now. An unknown id is no error, for the two may
+        cross on the way."""
+        return [
+            self._finish(sequence, FinishReason.ABORT, now=now)
+            for sequence in list(self._requests.get(request_id, ()))
+            if sample_index is None or sequence.sample_index == sample_index
+        ]
 
     def begin_step(self, now: Nanos) -> StepPlan | None:
         """The next step to carry out, or None if there is nothing to do before another event."""

@@ -62,14 +62,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worker:
-    """Start-up in order: construct (loads the weights), `allocate_kv_cache`, `warm_up`; then `execute` in plan order."""
+    """Start-up in order: construct (loads the weights), `allocate_kv_cache`, `warm_up`; then `execute` in plan
+    order."""
 
     def __init__(self, config: WorkerConfig, report: PhaseReport) -> None:
         self.config = config
         self._report = report
-        device = _choose_device(config.device)
-        self.dtype = _choose_dtype(config.dtype, device)
-        self._ops = make_ops(device=device, dtype=self.dtype, num_threads=config.num_threads or _num_usable_cores())
+        self._device = _choose_device(config.device)
+        self.dtype = _choose_dtype(config.dtype, self._device)
+        self._ops = make_ops(device=self._device, dtype=self.dtype, num_threads=config.num_threads or _num_usable_cores())
         self.device = self._ops.device
         began = time.perf_counter()
         self.checkpoint = open_checkpoint(Path(config.model_path))
@@ -93,6 +94,13 @@ class Worker:
     @property
     def kv_bytes_per_block(self) -> int:
         return kv_bytes_per_block(self._ops, self.spec, block_size=self.config.block_size)
+
+    def free_device_bytes(self) -> int | None:
+        """What is free on a device with memory of its own; None where it computes in the machine's memory."""
+        if not self._device.startswith("cuda"):
+            return None
+        free, _total = torch.cuda.mem_get_info()
+        return int(free)
 
     def allocate_kv_cache(self, num_blocks: int, *, max_model_len: int | None = None) -> None:
         """Once. `max_model_len`: where the memory decided it, after the worker was made."""

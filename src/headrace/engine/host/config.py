@@ -1,0 +1,110 @@
+"""What one engine and the process around it are told at the start. Each field is explained where it is declared.
+
+Knows options and their defaults. Does not know where they came from: the command line, a file and the environment are
+`cli`'s business.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from headrace.base.errors import ConfigurationError
+from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
+
+AUTO_MAX_MODEL_LEN = -1
+"""Take the longest sequence that the KV cache can hold, up to the model's own length."""
+
+
+class EngineDeath(StrEnum):
+    """What becomes of the server when its engine process ends unasked."""
+
+    EXIT = "exit"
+    """The server tells its open streams and exits non-zero: something above it restarts it."""
+    RESTART = "restart"
+    """The server stays, answers 503, and starts the engine anew; after repeated failures it exits after all."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine process is started with; sent to it as one line of JSON."""
+
+    model_path: str
+    """A Hugging Face checkpoint folder or a GGUF file."""
+    dtype: str = "auto"
+    """How weights and activations are held: `float32`, `bfloat16`, `float16`, or `auto` for what is fastest here."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
+    num_threads: int = 0
+    """Threads that compute on the CPU; 0 takes one per physical core that this process may use."""
+    max_model_len: int = 0
+    """Most tokens of one sequence; 0 is the model's own length, -1 the most that fits."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    max_num_batched_tokens: int = 2048
+    """The token budget of one step."""
+    max_num_seqs: int = 64
+    """Most sequences that run at once."""
+    max_tokens_per_prompt_chunk: int = 512
+    """Most tokens of one prompt in one step while others wait."""
+    policy: SchedulingPolicy = SchedulingPolicy.FCFS
+    """Who goes first."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV of equal beginnings."""
+    max_steps_in_flight: int = 2
+    """Steps planned and not yet finished."""
+    max_num_queued_requests: int = 10_000
+    """Requests that may wait; one more is refused."""
+    kv_cache_bytes: int = 0
+    """Memory for the KV cache; 0 takes `memory_fraction` instead."""
+    memory_fraction: float = 0.0
+    """Share of the memory still available once the weights are loaded, for the KV cache; 0 takes 0.4 of the machine's
+    memory, which others use too, and 0.9 of a GPU's."""
+    record_steps: str = ""
+    """A file to record every event and plan in, for replay; empty records nothing."""
+
+    def __post_init__(self) -> None:
+        if self.num_threads < 0:
+            raise ConfigurationError(f"threads must not be negative (got {self.num_threads}); 0 chooses by itself")
+        if self.max_model_len < AUTO_MAX_MODEL_LEN:
+            raise ConfigurationError(f"max_model_len must be at least 1, or 'auto'; got {self.max_model_len}")
+        if self.kv_cache_bytes < 0:
+            raise ConfigurationError(f"kv_cache_memory must not be negative (got {self.kv_cache_bytes})")
+        if not 0 <= self.memory_fraction <= 1:
+            raise ConfigurationError(f"memory_fraction must be in (0, 1], not {self.memory_fraction:g}")
+        # Numbers that contradict each other are told before a model is loaded, not after.
+        self.scheduler_config(num_blocks=1, max_model_len=1)
+
+    def scheduler_config(self, *, num_blocks: int, max_model_len: int) -> SchedulerConfig:
+        """The mind's part of this, with what only the loaded model and the memory decide."""
+        return SchedulerConfig(
+            max_model_len=max_model_len,
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_tokens_per_prompt_chunk=self.max_tokens_per_prompt_chunk,
+            policy=self.policy,
+            enable_prefix_caching=self.enable_prefix_caching,
+            max_steps_in_flight=self.max_steps_in_flight,
+            max_num_queued_requests=self.max_num_queued_requests,
+        )
+
+
+class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the HTTP process keeps its engine process."""
+
+    served_model_names: tuple[str, ...]
+    """Names under which requests may ask for the model; the first is the one in answers."""
+    on_engine_death: EngineDeath = EngineDeath.EXIT
+    """What becomes of the server when its engine process ends unasked."""
+    ping_interval_s: float = 1.0
+    """How often an idle engine is asked for its numbers."""
+    hang_timeout_s: float = 30.0
+    """An engine that answers nothing for so long counts as hung."""
+    step_timeout_s: float = 600.0
+    """So long without a finished step, while requests run, counts as hung: above any honest step of a slow machine."""
+    max_restarts: int = 5
+    """Failures in a row after which a restarting server gives up; an engine that serves for a minute starts anew."""
+    restart_backoff_s: float = 1.0
+    """The wait before the first restart; doubled for each further failure in a row."""
+    shutdown_timeout_s: float = 5.0
+    """How long an engine that was told to shut down may take before it is killed."""
