@@ -56,6 +56,10 @@ test("an answer is put together, timed and counted", async () => {
   assert.deepEqual(JSON.parse(sent[0].body), { model: "m", messages: [], stream: true, stream_options: { include_usage: true } });
 });
 
+test("an answer that comes in one burst has no rate", () => {
+  assert.equal(figuresOf({ sentAt: 0, firstAt: 50, lastAt: 50.2, numPieces: 5, usage: null }).tokensPerS, null);
+});
+
 test("one token has no rate, and no token has no time", () => {
   const one = figuresOf({ sentAt: 0, firstAt: 50, lastAt: 50, numPieces: 1, usage: null });
   assert.equal(one.tokensPerS, null);

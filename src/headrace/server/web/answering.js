@@ -8,6 +8,8 @@
 
 import { ApiError, streamChat } from "./api.js";
 
+const MIN_MEASURED_MS = 10; // an answer that came in one burst has no rate that means anything
+
 /** Runs one request. `onText(piece)` gets the answer as it comes; never throws. */
 export async function runAnswer(body, signal, onText, now = () => performance.now()) {
   const count = { sentAt: now(), firstAt: null, lastAt: null, numPieces: 0, usage: null };
@@ -45,7 +47,7 @@ export function figuresOf({ sentAt, firstAt, lastAt, numPieces, usage }) {
   const decodeMs = firstAt === null ? 0 : lastAt - firstAt;
   return {
     ttftMs: firstAt === null ? null : firstAt - sentAt,
-    tokensPerS: numTokens > 1 && decodeMs > 0 ? ((numTokens - 1) / decodeMs) * 1000 : null,
+    tokensPerS: numTokens > 1 && decodeMs >= MIN_MEASURED_MS ? ((numTokens - 1) / decodeMs) * 1000 : null,
     numTokens,
     isEstimate: !usage,
     numPromptTokens: usage?.prompt_tokens ?? null,

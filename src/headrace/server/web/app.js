@@ -268,7 +268,10 @@ byId("api").addEventListener("click", (event) => {
 });
 closeOnOutsideClick(byId("api"));
 closeOnOutsideClick(settingsDrawer);
-addEventListener("pagehide", () => conversation.save());
+addEventListener("pagehide", () => {
+  stop(); // the browser would break the connection, and that would look like a failure
+  conversation.save();
+});
 
 byId("examples").append(
   ...EXAMPLES.map((text) => el("li", {}, el("button", { type: "button", class: "example", onclick: () => !running && ask(text) }, text))),
