@@ -22,19 +22,35 @@ from headrace.engine.ops.dequantize import dequantize
 from headrace.specs.model import Activation, RopeScaling
 
 SIZES = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 
 LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}  # fmt: skip
+}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 LONG_ROPE = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128,
-    "short_factor": [1.0 + i / 10 for i in range(6)], "long_factor": [2.0 + i for i in range(6)], "partial_rotary_factor": 0.75,
-}  # fmt: skip
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 128,
+    "short_factor": [1.0 + i / 10 for i in range(6)],
+    "long_factor": [2.0 + i for i in range(6)],
+    "partial_rotary_factor": 0.75,
+}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     # A case: the architecture's class name, and what its config says beside the sizes
@@ -49,9 +65,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama yarn": ("LlamaForCausalLM", {"rope_parameters": YARN_ROPE}),
     "llama yarn with all its parameters": (
         "LlamaForCausalLM",
-        {
-            "rope_parameters": YARN_ROPE | {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.25, "truncate": False}
-        },
+        {"rope_parameters": YARN_ROPE | {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.25, "truncate": False}},
     ),
     "llama yarn after DeepSeek": (
         "LlamaForCausalLM",
@@ -66,7 +80,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", {"head_dim": 32}),
     "gemma2": ("Gemma2ForCausalLM", {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 48}),
     "gemma2 as the library defaults": ("Gemma2ForCausalLM", {}),
-    "gemma3": ("Gemma3ForCausalLM", {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 48, "num_hidden_layers": 7}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 48, "num_hidden_layers": 7},
+    ),
     "gemma3 stretched": (
         "Gemma3ForCausalLM",
         {
@@ -84,7 +101,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": (
         "GraniteForCausalLM",
         {
-            "attention_multiplier": 0.2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
             "tie_word_embeddings": True,
         },
     ),
@@ -93,7 +113,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3ForCausalLM",
         {"use_sliding_window": True, "sliding_window": 16, "no_rope_layer_interval": 2, "tie_word_embeddings": False},
     ),
-}  # fmt: skip
+}
 
 
 def _model(case: str) -> Any:
