@@ -344,7 +344,7 @@ def test_a_busy_server_is_told_from_a_broken_one(open_page: OpenPage) -> None:
     engine.refusal = OverloadedError("the queue is full")
     page = open_page(engine)
     page.ask("Go")
-    assert "the queue is full." in page.text(".error")
+    assert "The queue is full." in page.text(".error")
     assert "Try again in a moment" in page.text(".error")
 
 
@@ -355,7 +355,7 @@ def test_an_engine_that_dies_in_an_answer_leaves_what_came_and_raises_the_banner
     page.start_asking("Go")
     page.wait(lambda: page.all(".error"))
     assert page.text(".prose") == "Water"
-    assert "the engine process ended." in page.text(".error")
+    assert "The engine process ended." in page.text(".error")
 
     engine.dead = "the engine process ended"
     page.click(".error [data-action=again]")

@@ -12,7 +12,10 @@ afterEach(() => {
 
 const delta = (content) => ({ choices: [{ index: 0, delta: { content }, finish_reason: null }], usage: null });
 const finish = (reason) => ({ choices: [{ index: 0, delta: {}, finish_reason: reason }], usage: null });
-const usage = { choices: [], usage: { prompt_tokens: 20, completion_tokens: 5, total_tokens: 25, prompt_tokens_details: { cached_tokens: 16 } } };
+const usage = {
+  choices: [],
+  usage: { prompt_tokens: 20, completion_tokens: 5, total_tokens: 25, prompt_tokens_details: { cached_tokens: 16 } },
+};
 const event = (value) => `data: ${typeof value === "string" ? value : JSON.stringify(value)}\n\n`;
 
 /** Answers every fetch with these events; `sent` collects what was asked. */
@@ -21,7 +24,10 @@ function pretendServer(events, { status = 200, sent = [], failWith = null } = {}
     sent.push({ path, ...options });
     const body = new ReadableStream({
       start(controller) {
-        for (const one of events) controller.enqueue(new TextEncoder().encode(typeof one === "string" && !one.startsWith("[") ? one : event(one)));
+        for (const one of events)
+          controller.enqueue(
+            new TextEncoder().encode(typeof one === "string" && !one.startsWith("[") ? one : event(one)),
+          );
         if (failWith) controller.error(failWith);
         else controller.close();
       },
@@ -34,7 +40,12 @@ function pretendServer(events, { status = 200, sent = [], failWith = null } = {}
 async function run(signal = new AbortController().signal) {
   let ms = 0;
   let text = "";
-  const outcome = await runAnswer({ model: "m", messages: [] }, signal, (piece) => (text += piece), () => (ms += 100));
+  const outcome = await runAnswer(
+    { model: "m", messages: [] },
+    signal,
+    (piece) => (text += piece),
+    () => (ms += 100),
+  );
   return { ...outcome, text };
 }
 
@@ -53,7 +64,12 @@ test("an answer is put together, timed and counted", async () => {
     numCachedTokens: 16,
     numContextTokens: 25,
   });
-  assert.deepEqual(JSON.parse(sent[0].body), { model: "m", messages: [], stream: true, stream_options: { include_usage: true } });
+  assert.deepEqual(JSON.parse(sent[0].body), {
+    model: "m",
+    messages: [],
+    stream: true,
+    stream_options: { include_usage: true },
+  });
 });
 
 test("an answer that comes in one burst has no rate", () => {
@@ -72,13 +88,15 @@ test("an error inside the stream keeps the text and says what happened", async (
   const outcome = await run();
   assert.equal(outcome.status, "failed");
   assert.equal(outcome.text, "wa");
-  assert.equal(outcome.error.title, "the engine process ended.");
+  assert.equal(outcome.error.title, "The engine process ended.");
   assert.match(outcome.error.advice, /Try again/);
 });
 
 test("a refusal names the field", async () => {
   const message = "top_p must be in (0, 1], not 7";
-  pretendServer([JSON.stringify({ error: { message, type: "invalid_request_error", param: "top_p", code: null } })], { status: 400 });
+  pretendServer([JSON.stringify({ error: { message, type: "invalid_request_error", param: "top_p", code: null } })], {
+    status: 400,
+  });
   const { status, error } = await run();
   assert.equal(status, "failed");
   assert.equal(error.title, "top_p must be in (0, 1], not 7.");

@@ -21,7 +21,8 @@ test("an event is known when its blank line arrives, and not before", () => {
 });
 
 test("chunks of any size give the same events, through half characters and half line ends", () => {
-  const stream = 'data: {"text": "naïve 水車 🌊"}\r\n\r\n: keep-alive\n\nevent: error\rdata: a\rdata: b\r\rdata:no space\n\ndata: [DONE]\n\n';
+  const stream =
+    'data: {"text": "naïve 水車 🌊"}\r\n\r\n: keep-alive\n\nevent: error\rdata: a\rdata: b\r\rdata:no space\n\ndata: [DONE]\n\n';
   const expected = [
     { event: "message", data: '{"text": "naïve 水車 🌊"}' },
     { event: "error", data: "a\nb" },
@@ -29,7 +30,8 @@ test("chunks of any size give the same events, through half characters and half 
     { event: "message", data: "[DONE]" },
   ];
   const bytes = encode(stream);
-  for (let size = 1; size <= bytes.length; size++) assert.deepEqual(parseInPieces(bytes, size), expected, `pieces of ${size} bytes`);
+  for (let size = 1; size <= bytes.length; size++)
+    assert.deepEqual(parseInPieces(bytes, size), expected, `pieces of ${size} bytes`);
 });
 
 test("every single split of a stream gives the same events", () => {

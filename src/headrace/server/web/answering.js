@@ -31,7 +31,10 @@ export async function runAnswer(body, signal, onText, now = () => performance.no
       outcome.status = "stopped";
     } else {
       outcome.status = "failed";
-      outcome.error = error instanceof ApiError ? error : new ApiError("This page did not understand the answer.", { advice: String(error) });
+      outcome.error =
+        error instanceof ApiError
+          ? error
+          : new ApiError("This page did not understand the answer.", { advice: String(error) });
     }
   }
   return { ...outcome, figures: figuresOf(count) };

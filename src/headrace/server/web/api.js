@@ -30,7 +30,11 @@ export async function listModels() {
   const response = await reach("/v1/models");
   if (!response.ok) throw await refusal(response);
   const { data } = await response.json();
-  return data.map((model) => ({ id: model.id, root: model.root ?? model.id, maxModelLen: model.max_model_len ?? null }));
+  return data.map((model) => ({
+    id: model.id,
+    root: model.root ?? model.id,
+    maxModelLen: model.max_model_len ?? null,
+  }));
 }
 
 /** null if the engine serves, otherwise a sentence about why it does not. */
@@ -43,7 +47,7 @@ export async function findTrouble() {
   }
   if (response.ok) return null;
   const said = await messageIn(response);
-  return `The engine is not running${said ? `: ${said.message}` : "."}`;
+  return said ? `The engine is not running: ${sentence(said.message)}` : "The engine is not running.";
 }
 
 /**
@@ -78,7 +82,9 @@ async function* eventsOf(response, signal) {
     }
   } catch (error) {
     if (signal?.aborted || !(error instanceof TypeError)) throw error;
-    throw new ApiError("The connection broke while the answer was coming.", { advice: "What arrived is kept. Try again." });
+    throw new ApiError("The connection broke while the answer was coming.", {
+      advice: "What arrived is kept. Try again.",
+    });
   } finally {
     reader.cancel().catch(() => {}); // a reader that failed cannot be cancelled, and need not be
   }
@@ -110,22 +116,31 @@ async function messageIn(response) {
 
 /** An ApiError from a status (null inside a stream) and an OpenAI-shaped error (null where the server sent none). */
 export function explain(status, error) {
-  const message = sentence(error?.message ?? `The server answered with status ${status}.`);
   const param = error?.param ?? null;
+  const message = capitalised(sentence(error?.message ?? `The server answered with status ${status}.`), param);
   const code = error?.code ?? null;
   const fail = (advice) => new ApiError(message, { advice, param, code });
   if (code === "context_length_exceeded") {
     return fail("The conversation is longer than the model can read. Start a new one, or ask for fewer tokens.");
   }
-  if (status === 401 || status === 403) return fail("This server was started with an API key; enter it in the settings.");
+  if (status === 401 || status === 403)
+    return fail("This server was started with an API key; enter it in the settings.");
   if (status === 413) return fail("The conversation is too large for the server. Start a new one.");
-  if (status !== null && status >= 400 && status < 429) return fail(param ? `The server did not accept the value of “${param}”.` : "");
+  if (status !== null && status >= 400 && status < 429)
+    return fail(param ? `The server did not accept the value of “${param}”.` : "");
   if (status === 429 || code === "overloaded") return fail("Nothing is lost. Try again in a moment.");
-  if (status === 503 || code === "engine_unavailable") return fail("The server cannot answer now. Try again in a moment.");
+  if (status === 503 || code === "engine_unavailable")
+    return fail("The server cannot answer now. Try again in a moment.");
   return fail("Something went wrong on the server. Trying again may help; its log says more.");
 }
 
 function sentence(text) {
   const trimmed = String(text).trim();
-  return /[.!?]$/.test(trimmed) ? trimmed : `${trimmed}.`; // no capital: it may begin with the name of a field
+  return /[.!?]$/.test(trimmed) ? trimmed : `${trimmed}.`;
+}
+
+/** With a capital, unless it begins with the name of a field. */
+function capitalised(text, param) {
+  const beginsWithName = (param && text.startsWith(param)) || !/^[a-z]+ /.test(text);
+  return beginsWithName ? text : text[0].toUpperCase() + text.slice(1);
 }

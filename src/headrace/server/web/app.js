@@ -16,7 +16,11 @@ import { startTheme } from "./theme.js";
 import { TurnView, whole } from "./turn_view.js";
 
 /** Short tasks that a model of a hundred million parameters still does well. */
-const EXAMPLES = ["Write a short poem about a river.", "Explain to a child why the sky is blue.", "Give me five names for a friendly robot."];
+const EXAMPLES = [
+  "Write a short poem about a river.",
+  "Explain to a child why the sky is blue.",
+  "Give me five names for a friendly robot.",
+];
 
 const byId = (id) => document.getElementById(id);
 const question = byId("question");
@@ -192,16 +196,27 @@ function distinct(cards) {
 }
 
 function askForKey() {
-  byId("model").replaceChildren(el("button", { type: "button", class: "link", onclick: () => openSettings("api-key") }, "Enter the API key"));
+  byId("model").replaceChildren(
+    el("button", { type: "button", class: "link", onclick: () => openSettings("api-key") }, "Enter the API key"),
+  );
 }
 
 function chooseModel(chosen) {
   model = chosen;
   if (!model) return;
-  const choices = models.map((candidate) => el("option", { value: candidate.id, selected: candidate === model }, candidate.id));
-  const select = el("select", { "aria-label": "Model", onchange: () => chooseModel(models[select.selectedIndex]) }, ...choices);
+  const choices = models.map((candidate) =>
+    el("option", { value: candidate.id, selected: candidate === model }, candidate.id),
+  );
+  const select = el(
+    "select",
+    { "aria-label": "Model", onchange: () => chooseModel(models[select.selectedIndex]) },
+    ...choices,
+  );
   const name = models.length > 1 ? select : el("span", { class: "model-name", title: model.id }, model.id);
-  const length = model.maxModelLen === null ? null : el("span", { class: "model-length" }, `${whole(model.maxModelLen)}-token context`);
+  const length =
+    model.maxModelLen === null
+      ? null
+      : el("span", { class: "model-length" }, `${whole(model.maxModelLen)}-token context`);
   byId("model").replaceChildren(name, ...(length ? [length] : []));
   question.placeholder = `Ask ${model.id}`;
   fillApiSheet(model.id, apiKey() !== "");
@@ -274,7 +289,9 @@ addEventListener("pagehide", () => {
 });
 
 byId("examples").append(
-  ...EXAMPLES.map((text) => el("li", {}, el("button", { type: "button", class: "example", onclick: () => !running && ask(text) }, text))),
+  ...EXAMPLES.map((text) =>
+    el("li", {}, el("button", { type: "button", class: "example", onclick: () => !running && ask(text) }, text)),
+  ),
 );
 
 startTheme(byId("theme-toggle"));

@@ -12,7 +12,10 @@ export async function copyFrom(button, text) {
   button.dataset.copied = "yes";
   const words = isCopied ? "Copied" : "Not allowed";
   const isIcon = button.classList.contains("button-icon");
-  button.replaceChildren(icon(isCopied ? "check" : "warning"), el("span", { class: isIcon ? "visually-hidden" : null, role: "status" }, words));
+  button.replaceChildren(
+    icon(isCopied ? "check" : "warning"),
+    el("span", { class: isIcon ? "visually-hidden" : null, role: "status" }, words),
+  );
   setTimeout(() => {
     delete button.dataset.copied;
     button.replaceChildren(...before);

@@ -18,7 +18,8 @@ export class Conversation {
     const remembered = forThisTab.recall(KEY);
     if (!Array.isArray(remembered)) return;
     this.turns = remembered.filter((turn) => typeof turn?.question === "string" && typeof turn.text === "string");
-    for (const turn of this.turns) turn.outcome ??= { status: "stopped", finishReason: null, error: null, figures: null, maxModelLen: null };
+    for (const turn of this.turns)
+      turn.outcome ??= { status: "stopped", finishReason: null, error: null, figures: null, maxModelLen: null };
   }
 
   save() {

@@ -192,7 +192,8 @@ function parseParagraph(lines, i) {
   const text = [lines[i++].trimStart()]; // spaces at the end may be a hard break
   while (i < lines.length && !isBlank(lines[i])) {
     const underline = /^ {0,3}(=+|-+)[ \t]*$/.exec(lines[i]);
-    if (underline) return [{ type: "heading", level: underline[1][0] === "=" ? 1 : 2, text: text.join("\n").trimEnd() }, i + 1];
+    if (underline)
+      return [{ type: "heading", level: underline[1][0] === "=" ? 1 : 2, text: text.join("\n").trimEnd() }, i + 1];
     if (opensBlock(lines, i) || interruptsParagraph(matchMarker(lines[i])) || startsTable(lines, i)) break;
     text.push(lines[i++].trimStart());
   }
@@ -428,9 +429,12 @@ class InlineParser {
   #delimiters(char) {
     const count = runLength(this.text, this.at);
     const before = this.at === 0 ? " " : characterBefore(this.text, this.at);
-    const after = this.at + count >= this.text.length ? " " : String.fromCodePoint(this.text.codePointAt(this.at + count));
-    const leftFlanking = !WHITE.test(after) && (!PUNCTUATION.test(after) || WHITE.test(before) || PUNCTUATION.test(before));
-    const rightFlanking = !WHITE.test(before) && (!PUNCTUATION.test(before) || WHITE.test(after) || PUNCTUATION.test(after));
+    const after =
+      this.at + count >= this.text.length ? " " : String.fromCodePoint(this.text.codePointAt(this.at + count));
+    const leftFlanking =
+      !WHITE.test(after) && (!PUNCTUATION.test(after) || WHITE.test(before) || PUNCTUATION.test(before));
+    const rightFlanking =
+      !WHITE.test(before) && (!PUNCTUATION.test(before) || WHITE.test(after) || PUNCTUATION.test(after));
     let canOpen = leftFlanking;
     let canClose = rightFlanking;
     if (char === "_") {
@@ -609,7 +613,8 @@ function isOpenerFor(piece, closer) {
 function mergeText(pieces) {
   const merged = [];
   for (const piece of pieces) {
-    const text = piece.type === "delimiter" ? piece.char.repeat(piece.count) : piece.type === "text" ? piece.text : null;
+    const text =
+      piece.type === "delimiter" ? piece.char.repeat(piece.count) : piece.type === "text" ? piece.text : null;
     const last = merged[merged.length - 1];
     if (text === null) merged.push(piece);
     else if (last?.type === "text") last.text += text;

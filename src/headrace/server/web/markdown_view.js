@@ -81,7 +81,13 @@ export function renderCode(text, language) {
 
 function renderList(list) {
   const items = list.items.map((blocks) =>
-    el("li", {}, ...blocks.flatMap((block) => (block.type === "paragraph" && !list.loose ? renderInline(block.text) : [renderBlock(block)]))),
+    el(
+      "li",
+      {},
+      ...blocks.flatMap((block) =>
+        block.type === "paragraph" && !list.loose ? renderInline(block.text) : [renderBlock(block)],
+      ),
+    ),
   );
   const first = list.ordered && list.first !== 1 ? String(list.first) : null;
   return el(list.ordered ? "ol" : "ul", { start: first }, ...items);
@@ -89,11 +95,22 @@ function renderList(list) {
 
 function renderTable(table) {
   const row = (tag, cells) =>
-    el("tr", {}, ...cells.map((cell, i) => el(tag, { class: table.align[i] ? `align-${table.align[i]}` : null }, ...renderInline(cell))));
+    el(
+      "tr",
+      {},
+      ...cells.map((cell, i) =>
+        el(tag, { class: table.align[i] ? `align-${table.align[i]}` : null }, ...renderInline(cell)),
+      ),
+    );
   return el(
     "div",
     { class: "table-scroll", tabindex: "0", role: "group", "aria-label": "Table" },
-    el("table", {}, el("thead", {}, row("th", table.head)), el("tbody", {}, ...table.rows.map((cells) => row("td", cells)))),
+    el(
+      "table",
+      {},
+      el("thead", {}, row("th", table.head)),
+      el("tbody", {}, ...table.rows.map((cells) => row("td", cells))),
+    ),
   );
 }
 
@@ -110,7 +127,11 @@ function renderNode(node) {
     case "break":
       return el("br");
     case "link":
-      return el("a", { href: node.href, rel: "noopener noreferrer nofollow", target: "_blank" }, ...node.children.map(renderNode));
+      return el(
+        "a",
+        { href: node.href, rel: "noopener noreferrer nofollow", target: "_blank" },
+        ...node.children.map(renderNode),
+      );
     case "em":
     case "strong":
     case "del":

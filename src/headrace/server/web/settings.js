@@ -12,13 +12,63 @@ const KEY = "headrace.settings";
 /** `usual` is where a slider rests while the field is left alone: the API's default. */
 const FIELDS = [
   { name: "system_prompt", label: "System prompt", kind: "text", hint: "Said to the model before the conversation." },
-  { name: "temperature", label: "Temperature", kind: "slider", min: 0, max: 2, step: 0.05, usual: 1, hint: "0 always takes the likeliest token; higher is more varied." },
-  { name: "top_p", label: "Top p", kind: "slider", min: 0.01, max: 1, step: 0.01, usual: 1, hint: "Only the likeliest tokens that together reach this probability." },
-  { name: "min_p", label: "Min p", kind: "slider", min: 0, max: 1, step: 0.01, usual: 0, hint: "Only tokens at least this fraction as likely as the best." },
-  { name: "top_k", label: "Top k", kind: "integer", min: 0, max: 2 ** 31 - 1, hint: "Only this many of the likeliest; 0 is all." },
-  { name: "repetition_penalty", label: "Repetition penalty", kind: "slider", min: 0.5, max: 2, step: 0.05, usual: 1, hint: "Above 1 discourages what was already said." },
+  {
+    name: "temperature",
+    label: "Temperature",
+    kind: "slider",
+    min: 0,
+    max: 2,
+    step: 0.05,
+    usual: 1,
+    hint: "0 always takes the likeliest token; higher is more varied.",
+  },
+  {
+    name: "top_p",
+    label: "Top p",
+    kind: "slider",
+    min: 0.01,
+    max: 1,
+    step: 0.01,
+    usual: 1,
+    hint: "Only the likeliest tokens that together reach this probability.",
+  },
+  {
+    name: "min_p",
+    label: "Min p",
+    kind: "slider",
+    min: 0,
+    max: 1,
+    step: 0.01,
+    usual: 0,
+    hint: "Only tokens at least this fraction as likely as the best.",
+  },
+  {
+    name: "top_k",
+    label: "Top k",
+    kind: "integer",
+    min: 0,
+    max: 2 ** 31 - 1,
+    hint: "Only this many of the likeliest; 0 is all.",
+  },
+  {
+    name: "repetition_penalty",
+    label: "Repetition penalty",
+    kind: "slider",
+    min: 0.5,
+    max: 2,
+    step: 0.05,
+    usual: 1,
+    hint: "Above 1 discourages what was already said.",
+  },
   { name: "max_tokens", label: "Max tokens", kind: "integer", min: 1, max: 2 ** 31 - 1, hint: "Longest answer." },
-  { name: "seed", label: "Seed", kind: "integer", min: 0, max: Number.MAX_SAFE_INTEGER, hint: "The same seed and question give the same answer." },
+  {
+    name: "seed",
+    label: "Seed",
+    kind: "integer",
+    min: 0,
+    max: Number.MAX_SAFE_INTEGER,
+    hint: "The same seed and question give the same answer.",
+  },
 ];
 
 /** Whether a field of the API is one that the form has. */
@@ -87,19 +137,56 @@ class Row {
     const id = `setting-${field.name}`;
     const described = `${id}-hint`;
     this.hint = el("p", { class: "hint", id: described }, field.hint);
-    this.clear = el("button", { type: "button", class: "reset", title: "Back to the default", onclick: () => this.reset(true) }, icon("close"), el("span", { class: "visually-hidden" }, `Reset ${field.label}`));
+    this.clear = el(
+      "button",
+      { type: "button", class: "reset", title: "Back to the default", onclick: () => this.reset(true) },
+      icon("close"),
+      el("span", { class: "visually-hidden" }, `Reset ${field.label}`),
+    );
     this.input =
       field.kind === "text"
         ? el("textarea", { id, rows: "3", placeholder: "None", "aria-describedby": described })
-        : el("input", { id, type: "number", min: String(field.min), max: String(field.max), step: String(field.step ?? 1), placeholder: "default", inputmode: "decimal", autocomplete: "off", "aria-describedby": described });
-    this.slider = field.kind === "slider" ? el("input", { type: "range", min: String(field.min), max: String(field.max), step: String(field.step), "aria-label": field.label }) : null;
+        : el("input", {
+            id,
+            type: "number",
+            min: String(field.min),
+            max: String(field.max),
+            step: String(field.step ?? 1),
+            placeholder: "default",
+            inputmode: "decimal",
+            autocomplete: "off",
+            "aria-describedby": described,
+          });
+    this.slider =
+      field.kind === "slider"
+        ? el("input", {
+            type: "range",
+            min: String(field.min),
+            max: String(field.max),
+            step: String(field.step),
+            "aria-label": field.label,
+          })
+        : null;
     this.input.addEventListener("input", () => this.#read(this.input.value, this.input.validity.badInput));
     this.slider?.addEventListener("input", () => {
       this.input.value = this.slider.value;
       this.#read(this.slider.value, false);
     });
-    const head = el("div", { class: "setting-head" }, el("label", { for: id }, field.label), this.clear, field.kind === "text" ? null : this.input);
-    this.node = el("div", { class: `setting setting-${field.kind}` }, head, field.kind === "text" ? this.input : null, this.slider, this.hint);
+    const head = el(
+      "div",
+      { class: "setting-head" },
+      el("label", { for: id }, field.label),
+      this.clear,
+      field.kind === "text" ? null : this.input,
+    );
+    this.node = el(
+      "div",
+      { class: `setting setting-${field.kind}` },
+      head,
+      field.kind === "text" ? this.input : null,
+      this.slider,
+      this.hint,
+    );
     this.input.value = String(settings.value(field.name) ?? "");
     this.#show(null);
   }

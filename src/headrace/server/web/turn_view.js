@@ -26,7 +26,15 @@ export class TurnView {
   constructor(turn) {
     this.#turn = turn;
     this.#question = el("div", { class: "question" });
-    this.#answer = el("div", { class: "answer" }, el("h2", { class: "visually-hidden" }, "Answer"), this.#prose, this.#status, this.#notices, this.#below);
+    this.#answer = el(
+      "div",
+      { class: "answer" },
+      el("h2", { class: "visually-hidden" }, "Answer"),
+      this.#prose,
+      this.#status,
+      this.#notices,
+      this.#below,
+    );
     this.node = el("article", { class: "turn" }, this.#question, this.#answer);
     this.#showQuestion();
     if (turn.text) this.#markdown.append(turn.text);
@@ -38,12 +46,12 @@ export class TurnView {
     this.#answer.setAttribute("aria-busy", "true");
     this.node.classList.add("is-running");
     this.#status.hidden = false;
+    const clock = el("span");
+    this.#status.replaceChildren(el("span", { class: "dots" }, el("i"), el("i"), el("i")), clock);
     const tick = () => {
       const ms = performance.now() - sentAt;
-      const clock = ms < WAITING_SHOWN_AFTER_MS ? "" : `Waiting for the first token · ${(ms / 1000).toFixed(1)} s`;
-      this.#status.replaceChildren(el("span", { class: "dots" }, el("i"), el("i"), el("i")), clock);
+      if (ms >= WAITING_SHOWN_AFTER_MS) clock.textContent = `Waiting for the first token · ${(ms / 1000).toFixed(1)} s`;
     };
-    tick();
     this.#ticking = setInterval(tick, WAITING_TICK_MS);
   }
 
@@ -65,7 +73,9 @@ export class TurnView {
     this.node.classList.remove("is-running");
     const notice = noticeFor(this.#turn);
     this.#notices.replaceChildren(...(notice ? [notice] : []));
-    this.#below.replaceChildren(...(this.#turn.text || this.#turn.outcome.figures?.ttftMs ? [figuresList(this.#turn.outcome), actions()] : []));
+    this.#below.replaceChildren(
+      ...(this.#turn.text || this.#turn.outcome.figures?.ttftMs ? [figuresList(this.#turn.outcome), actions()] : []),
+    );
   }
 
   /** The turn is no more; its answer may still be on its way, and is ignored. */
@@ -77,7 +87,10 @@ export class TurnView {
 
   /** Puts an editor in the question's place. `onSave(text)` gets a changed question. */
   edit(onSave) {
-    const area = el("textarea", { "aria-label": "Your message", rows: String(Math.min(10, this.#turn.question.split("\n").length + 1)) });
+    const area = el("textarea", {
+      "aria-label": "Your message",
+      rows: String(Math.min(10, this.#turn.question.split("\n").length + 1)),
+    });
     const close = () => {
       this.#showQuestion();
       this.#question.querySelector("[data-action=edit]")?.focus();
@@ -101,7 +114,12 @@ export class TurnView {
         "div",
         { class: "editor" },
         area,
-        el("div", { class: "editor-actions" }, el("button", { type: "button", class: "button", onclick: close }, "Cancel"), el("button", { type: "button", class: "button button-primary", onclick: save }, "Ask again")),
+        el(
+          "div",
+          { class: "editor-actions" },
+          el("button", { type: "button", class: "button", onclick: close }, "Cancel"),
+          el("button", { type: "button", class: "button button-primary", onclick: save }, "Ask again"),
+        ),
       ),
     );
     area.focus();
@@ -110,7 +128,11 @@ export class TurnView {
 
   #showQuestion() {
     const button = iconButton("edit", "Edit and ask again", { class: "last-only", "data-action": "edit" });
-    this.#question.replaceChildren(el("h2", { class: "visually-hidden" }, "You"), button, el("div", { class: "question-text" }, this.#turn.question));
+    this.#question.replaceChildren(
+      el("h2", { class: "visually-hidden" }, "You"),
+      button,
+      el("div", { class: "question-text" }, this.#turn.question),
+    );
   }
 
   #draw() {
@@ -134,29 +156,62 @@ function noticeFor(turn) {
   if (status === "failed") return errorCard(error);
   if (finishReason === "length") return lengthNotice(figures, maxModelLen);
   if (status === "stopped" && !turn.text) return el("p", { class: "notice" }, "Stopped before the first token.");
-  if (status === "done" && !turn.text) return el("p", { class: "notice" }, "The model ended its answer without saying anything.");
+  if (status === "done" && !turn.text)
+    return el("p", { class: "notice" }, "The model ended its answer without saying anything.");
   return null;
 }
 
 function errorCard(error) {
   const field = error.code === "invalid_api_key" ? "api-key" : isSetting(error.param) ? `setting-${error.param}` : null;
-  const buttons = el("div", { class: "error-actions last-only" }, el("button", { type: "button", class: "button", "data-action": "again" }, icon("again"), "Try again"));
-  if (field) buttons.append(el("button", { type: "button", class: "button", "data-action": "settings", "data-field": field }, icon("settings"), "Settings"));
+  const buttons = el(
+    "div",
+    { class: "error-actions last-only" },
+    el("button", { type: "button", class: "button", "data-action": "again" }, icon("again"), "Try again"),
+  );
+  if (field)
+    buttons.append(
+      el(
+        "button",
+        { type: "button", class: "button", "data-action": "settings", "data-field": field },
+        icon("settings"),
+        "Settings",
+      ),
+    );
   return el(
     "div",
     { class: "error", role: "alert" },
     icon("warning"),
-    el("div", {}, el("p", { class: "error-title" }, error.title), error.advice ? el("p", {}, error.advice) : null, buttons),
+    el(
+      "div",
+      {},
+      el("p", { class: "error-title" }, error.title),
+      error.advice ? el("p", {}, error.advice) : null,
+      buttons,
+    ),
   );
 }
 
 function lengthNotice(figures, maxModelLen) {
   const filled = maxModelLen !== null && figures.numContextTokens !== null && figures.numContextTokens >= maxModelLen;
   if (filled) {
-    return el("p", { class: "notice" }, `Cut short: question, history and answer together fill the model's context of ${whole(maxModelLen)} tokens. Start a new conversation to go on.`);
+    return el(
+      "p",
+      { class: "notice" },
+      `Cut short: question, history and answer together fill the model's context of ${whole(maxModelLen)} tokens. Start a new conversation to go on.`,
+    );
   }
-  const settings = el("button", { type: "button", class: "link", "data-action": "settings", "data-field": "setting-max_tokens" }, "the settings");
-  return el("p", { class: "notice" }, `Cut short at the limit of ${whole(figures.numTokens)} tokens. Raise “Max tokens” in `, settings, " for longer answers.");
+  const settings = el(
+    "button",
+    { type: "button", class: "link", "data-action": "settings", "data-field": "setting-max_tokens" },
+    "the settings",
+  );
+  return el(
+    "p",
+    { class: "notice" },
+    `Cut short at the limit of ${whole(figures.numTokens)} tokens. Raise “Max tokens” in `,
+    settings,
+    " for longer answers.",
+  );
 }
 
 const REASONS = {
@@ -166,16 +221,44 @@ const REASONS = {
 
 function figuresList({ status, finishReason, figures }) {
   const items = [];
-  const add = (number, words, title) => items.push(el("li", { title }, number === null ? null : el("b", {}, number), number === null ? words : ` ${words}`));
+  const add = (number, words, title) =>
+    items.push(
+      el("li", { title }, number === null ? null : el("b", {}, number), number === null ? words : ` ${words}`),
+    );
   if (figures) {
     const count = figures.isEstimate ? `≈ ${whole(figures.numTokens)}` : whole(figures.numTokens);
     const noun = figures.numTokens === 1 ? "token" : "tokens";
-    add(count, noun, figures.isEstimate ? "Counted in pieces as they came, since the answer did not end by itself" : "Tokens in this answer");
-    if (figures.tokensPerS !== null) add(figures.tokensPerS.toFixed(figures.tokensPerS < 100 ? 1 : 0), "tokens/s", "Tokens after the first, over the time since the first");
-    if (figures.ttftMs !== null) add(duration(figures.ttftMs), "to first token", "TTFT: from sending to the first text, as this page saw it");
-    if (figures.numCachedTokens !== null) add(`${whole(figures.numCachedTokens)} of ${whole(figures.numPromptTokens)}`, "prompt tokens cached", "Prompt tokens whose KV was found in the prefix cache and not computed again");
+    add(
+      count,
+      noun,
+      figures.isEstimate
+        ? "Counted in pieces as they came, since the answer did not end by itself"
+        : "Tokens in this answer",
+    );
+    if (figures.tokensPerS !== null)
+      add(
+        figures.tokensPerS.toFixed(figures.tokensPerS < 100 ? 1 : 0),
+        "tokens/s",
+        "Tokens after the first, over the time since the first",
+      );
+    if (figures.ttftMs !== null)
+      add(duration(figures.ttftMs), "to first token", "TTFT: from sending to the first text, as this page saw it");
+    if (figures.numCachedTokens !== null)
+      add(
+        `${whole(figures.numCachedTokens)} of ${whole(figures.numPromptTokens)}`,
+        "prompt tokens cached",
+        "Prompt tokens whose KV was found in the prefix cache and not computed again",
+      );
   }
-  const [words, title] = status === "stopped" ? ["stopped", "You stopped this answer"] : status === "failed" ? ["broken off", "The answer did not complete"] : (REASONS[finishReason] ?? [`finished: ${finishReason ?? "unknown"}`, "What the server gave as finish_reason"]);
+  const [words, title] =
+    status === "stopped"
+      ? ["stopped", "You stopped this answer"]
+      : status === "failed"
+        ? ["broken off", "The answer did not complete"]
+        : (REASONS[finishReason] ?? [
+            `finished: ${finishReason ?? "unknown"}`,
+            "What the server gave as finish_reason",
+          ]);
   add(null, words, title);
   return el("ul", { class: "figures", "aria-label": "Figures of this answer" }, ...items);
 }
@@ -190,7 +273,12 @@ function actions() {
 }
 
 function iconButton(name, words, { class: more = "", ...attributes }) {
-  return el("button", { type: "button", class: `button-quiet button-icon ${more}`, title: words, ...attributes }, icon(name), el("span", { class: "visually-hidden" }, words));
+  return el(
+    "button",
+    { type: "button", class: `button-quiet button-icon ${more}`, title: words, ...attributes },
+    icon(name),
+    el("span", { class: "visually-hidden" }, words),
+  );
 }
 
 export function whole(number) {
