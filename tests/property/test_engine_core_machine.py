@@ -92,6 +92,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "tenant"]),
         seed=st.integers(0, 1),
         ignore_eos=st.booleans(),
+        min_tokens=st.sampled_from([0, 0, 1, 4]),
     )
     def add(
         self,
@@ -102,11 +103,14 @@ class EngineCoreMachine(RuleBasedStateMachine):
         salt: str,
         seed: int,
         ignore_eos: bool,
+        min_tokens: int,
     ) -> None:
         request = Request(
             request_id=RequestId(f"r{len(self.requests)}"),
             prompt_token_ids=prompt,
-            sampling=SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos),
+            sampling=SamplingParams(
+                max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos, min_tokens=min(min_tokens, max_tokens)
+            ),
             num_sequences=min(num_sequences, self.config.max_num_seqs),
             priority=priority if self.config.policy is SchedulingPolicy.PRIORITY else 0,
             cache_salt=salt,

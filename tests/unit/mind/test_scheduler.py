@@ -85,16 +85,12 @@ def test_a_long_prompt_beside_others_is_cut_into_chunks_that_let_short_ones_pass
     assert engine.step() == {"long": 16, "short": 1}, "the short one decodes while the long one is still being read"
 
 
-def test_the_budget_is_never_exceeded_and_each_running_sequence_keeps_a_token_of_it() -> None:
-    engine = Engine(max_num_batched_tokens=10, max_num_seqs=8, max_tokens_per_prompt_chunk=400)
-    engine.add(request("first", 100))
+def test_a_long_prompt_that_goes_first_leaves_a_token_of_the_budget_for_each_one_behind_it() -> None:
+    engine = Engine(max_num_batched_tokens=10, max_tokens_per_prompt_chunk=400, policy=SchedulingPolicy.PRIORITY)
+    fill(engine, "a", "b", "c", num_tokens=3)
+    engine.add(request("first", 100, priority=-1))
     engine.step()
-    engine.add(*(request(name, 3) for name in "abc"))
-    for _ in range(20):
-        plan = engine.begin()
-        assert plan.num_tokens <= 10
-        assert set(engine.running()) == set(engine.counts(plan)), "everybody who runs advances"
-        engine.finish(plan)
+    assert engine.step() == {"first": 7, "a": 1, "b": 1, "c": 1}
 
 
 def test_a_sequence_that_reaches_its_last_token_samples_and_one_that_does_not_does_not() -> None:
@@ -174,6 +170,15 @@ def test_nobody_is_preempted_while_a_step_of_theirs_is_in_flight() -> None:
             assert sequence.sequence_id not in busy
         if plan is None or len(in_flight) == 2:
             engine.finish(in_flight.pop(0))
+
+
+def test_nobody_is_admitted_into_the_blocks_that_the_running_are_about_to_grow_into() -> None:
+    engine = Engine(num_blocks=10, max_model_len=40, enable_prefix_caching=False)
+    fill(engine, "running", num_tokens=16, max_tokens=20)
+    num_left = 10 - engine.core.stats().num_blocks_in_use
+    engine.add(request("exact fit", 4 * num_left, max_tokens=5))
+    engine.step()
+    assert engine.running() == ["running"]
 
 
 def test_a_head_that_waits_for_blocks_lets_those_pass_that_fit() -> None:
