@@ -19,7 +19,15 @@ from headrace.base.system_clock import SystemClock
 from headrace.engine.executor.in_process import InProcessExecutor
 from headrace.engine.host.connection import client_end, engine_end
 from headrace.engine.host.loop import EngineLoop
-from headrace.engine.host.messages import Abort, AddRequest, RequestRefused, ResetPrefixCache, Shutdown, Updates
+from headrace.engine.host.messages import (
+    Abort,
+    AddRequest,
+    RequestRefused,
+    ResetPrefixCache,
+    Shutdown,
+    StartupPhase,
+    Updates,
+)
 from headrace.engine.host.recording import Event, Finished, Opening, Planned, RecordingWriter, read_recording
 from headrace.engine.mind.engine_core import EngineCore
 from headrace.engine.mind.step import StepPlan, StepResult
@@ -53,7 +61,10 @@ def record(scenario: Scenario, path: Path) -> None:
     executor = InProcessExecutor(worker, on_failure=failures.append)
     with RecordingWriter(path) as writer:
         writer.write(Opening(now=clock.now(), scheduler=config, eos_token_ids=(EOS_TOKEN_ID,), identity_digest=b"replay"))
-        loop = EngineLoop(core=core, executor=executor, connection=engine_end(endpoint), clock=clock, recorder=writer)
+        connection = engine_end(endpoint)
+        connection.send(StartupPhase("connect", 0.0))
+        assert client.socket.poll(20_000), "the two ends do not meet"
+        loop = EngineLoop(core=core, executor=executor, connection=connection, clock=clock, recorder=writer)
         thread = threading.Thread(target=loop.run, daemon=True)
         thread.start()
         messages = [(each.at, AddRequest(each.request)) for each in scenario.arrivals]
