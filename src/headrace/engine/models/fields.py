@@ -11,6 +11,9 @@ from headrace.base.errors import CheckpointError
 
 T = TypeVar("T")
 
+MAX_NUM_LAYERS = 10_000
+"""More is damage, and would fill memory before any tensor is missed."""
+
 
 class Fields:
     """A mapping with its source's name; `null` counts as absent."""
@@ -39,9 +42,12 @@ class Fields:
             raise self.fail(key, "a whole number is needed")
         return value
 
-    def count(self, key: str) -> int:
+    def count(self, key: str, *, limit: int | None = None) -> int:
         """A required whole number of at least 1."""
-        return self._required(key, self.count_or(key, None))
+        count = self._required(key, self.count_or(key, None))
+        if limit is not None and count > limit:
+            raise self.fail(key, f"the limit is {limit}")
+        return count
 
     def count_or(self, key: str, default: T) -> int | T:
         value = self.integer_or(key, None)

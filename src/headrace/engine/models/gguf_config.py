@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headrace.base.errors import CheckpointError
-from headrace.engine.models.fields import Fields
+from headrace.engine.models.fields import MAX_NUM_LAYERS, Fields
 from headrace.engine.models.rope_config import rope_from_gguf
 from headrace.specs.model import Activation, LayerSpec, ModelSpec
 
@@ -146,13 +146,13 @@ def smollm3(model: GgufModel) -> ModelSpec:
 def _decoder(model: GgufModel) -> ModelSpec:
     """What all have in common."""
     fields, key = model.metadata, model.key
-    num_layers = fields.count(key("block_count"))
+    num_layers = fields.count(key("block_count"), limit=MAX_NUM_LAYERS)
     num_heads = _same_in_all_layers(model, "attention.head_count")
     num_kv_heads = _same_in_all_layers(model, "attention.head_count_kv", default=num_heads)
     if num_heads % num_kv_heads:
         raise fields.fail(key("attention.head_count_kv"), f"it must divide head_count ({num_heads})")
     hidden_size = fields.count(key("embedding_length"))
-    head_dim = fields.count_or(key("attention.key_length"), hidden_size // num_heads)
+    head_dim = fields.count_or(key("attention.key_length"), None) or _divided_head_dim(model, hidden_size, num_heads)
     if fields.count_or(key("attention.value_length"), head_dim) != head_dim:
         raise fields.fail(key("attention.value_length"), f"it must equal the keys' length ({head_dim})")
     for unsupported in ("attention.max_alibi_bias", "attention.clamp_kqv", "rope.dimension_sections"):
@@ -190,6 +190,16 @@ def _same_in_all_layers(model: GgufModel, name: str, *, default: int | None = No
             raise CheckpointError(f"{model.metadata.source}: {key} differs between layers, which is not supported")
         value = value[0]
     return Fields(model.metadata.source, {key: value}).count(key)
+
+
+def _divided_head_dim(model: GgufModel, hidden_size: int, num_heads: int) -> int:
+    if hidden_size % num_heads:
+        key = model.key("attention.head_count")
+        raise CheckpointError(
+            f"{model.metadata.source}: {key} is {num_heads}; it must divide embedding_length ({hidden_size}) where "
+            "attention.key_length is not given"
+        )
+    return hidden_size // num_heads
 
 
 def _vocab_size(model: GgufModel) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headrace.base.errors import CheckpointError
-from headrace.engine.models.fields import Fields
+from headrace.engine.models.fields import MAX_NUM_LAYERS, Fields
 from headrace.engine.models.rope_config import rope_from_section, rope_section
 from headrace.specs.model import Activation, LayerSpec, ModelSpec, RopeSpec
 
@@ -31,7 +31,7 @@ def llama(config: Fields) -> ModelSpec:
 def mistral(config: Fields) -> ModelSpec:
     """Llama with a sliding window over all layers, or none."""
     window = _window(config, 4096)
-    types = _layer_types(config, [_FULL if window is None else _SLIDING] * config.count("num_hidden_layers"))
+    types = _layer_types(config, [_FULL if window is None else _SLIDING] * _num_layers(config))
     return _with_windows(_decoder(config, max_position=131_072), types, window)
 
 
@@ -57,7 +57,7 @@ def gemma(config: Fields) -> ModelSpec:
 
 def gemma2(config: Fields) -> ModelSpec:
     """Gemma with norms after attention and MLP, soft caps, and every other layer under a window."""
-    num_layers = config.count("num_hidden_layers")
+    num_layers = _num_layers(config)
     types = _layer_types(config, [_FULL if i % 2 else _SLIDING for i in range(num_layers)])
     spec = replace(
         _gemma(config, _activation(config, "hidden_activation", "gelu_pytorch_tanh")),
@@ -74,7 +74,7 @@ def gemma3(config: Fields) -> ModelSpec:
     config = Fields(config.source, {**_GEMMA3_SIZES, **config.values})
     if config.has("attn_logit_softcapping"):
         raise config.fail("attn_logit_softcapping", "Gemma 3 caps no attention scores")
-    num_layers = config.count("num_hidden_layers")
+    num_layers = _num_layers(config)
     pattern = config.count_or("sliding_window_pattern", config.count_or("_sliding_window_pattern", 6))
     types = _layer_types(config, [_SLIDING if (i + 1) % pattern else _FULL for i in range(num_layers)])
     activation = _activation(config, "hidden_activation", "gelu_pytorch_tanh")
@@ -188,7 +188,7 @@ def _decoder(
     ropes: RopeBuilder = _one_rope(),  # noqa: B008  (a pure function)
 ) -> ModelSpec:
     """The plain decoder: what all have in common. The keyword arguments are the library's defaults."""
-    num_layers, num_heads = config.count("num_hidden_layers"), config.count("num_attention_heads")
+    num_layers, num_heads = _num_layers(config), config.count("num_attention_heads")
     num_kv_heads = config.count_or("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise config.fail("num_key_value_heads", f"it must divide num_attention_heads ({num_heads})")
@@ -227,6 +227,10 @@ def architecture_name(config: Fields) -> str:
     """The first of `architectures`; empty where the config names none."""
     names = config.items_or("architectures", ())
     return str(names[0]) if names else ""
+
+
+def _num_layers(config: Fields) -> int:
+    return config.count("num_hidden_layers", limit=MAX_NUM_LAYERS)
 
 
 def _divided_head_dim(config: Fields, num_heads: int) -> int:

@@ -8,7 +8,7 @@ function there.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from headrace.base.errors import CheckpointError, nearest
+from headrace.base.errors import CheckpointError
 from headrace.engine.models import gguf_config, hf_config
 from headrace.engine.models.fields import Fields
 from headrace.engine.models.gguf_config import GgufModel
@@ -103,8 +103,7 @@ def find_hugging_face(config: Fields) -> HuggingFaceArchitecture:
         name = by_type.get(model_type, model_type)
     if name not in HUGGING_FACE:
         raise CheckpointError(
-            f"{config.source}: architecture {name!r} is not supported{nearest(name, HUGGING_FACE)}; "
-            f"supported are {', '.join(sorted(HUGGING_FACE))}"
+            f"{config.source}: architecture {name!r} is not supported; supported are {', '.join(sorted(HUGGING_FACE))}"
         )
     return HUGGING_FACE[name]
 
@@ -128,8 +127,7 @@ def find_gguf(metadata: Fields) -> tuple[str, GgufArchitecture]:
     name = metadata.text("general.architecture")
     if name not in GGUF:
         raise CheckpointError(
-            f"{metadata.source}: architecture {name!r} is not supported{nearest(name, GGUF)}; "
-            f"supported are {', '.join(sorted(GGUF))}"
+            f"{metadata.source}: architecture {name!r} is not supported; supported are {', '.join(sorted(GGUF))}"
         )
     return name, GGUF[name]
 

@@ -54,7 +54,7 @@ def rope_from_section(
         kind = RopeScaling.LONGROPE
     share = section.positive_or("partial_rotary_factor", config.positive_or("partial_rotary_factor", 1.0))
     theta = section.positive_or("rope_theta", theta)
-    rotary_dim = _rotary_dim(config, head_dim, share)
+    rotary_dim = _rotary_dim(section.source, head_dim, share)
     original = _original_max_position(section, config, max_position)
     match kind:
         case RopeScaling.NONE:
@@ -97,11 +97,11 @@ def _scaling_type(section: Fields) -> RopeScaling:
     return _TYPES[name]
 
 
-def _rotary_dim(config: Fields, head_dim: int, share: float) -> int:
+def _rotary_dim(source: str, head_dim: int, share: float) -> int:
     rotary_dim = int(head_dim * share)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise CheckpointError(
-            f"{config.source}: {share} of a head's {head_dim} dimensions rotate: {rotary_dim}, which must be even, "
+            f"{source}: {share} of a head's {head_dim} dimensions rotate: {rotary_dim}, which must be even, "
             f"above 0 and at most {head_dim}"
         )
     return rotary_dim

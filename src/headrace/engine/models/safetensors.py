@@ -123,9 +123,9 @@ class _File:
 
 
 def _read_index(folder: Path) -> dict[str, str] | None:
-    """Which file holds which tensor; None where there are no shards."""
+    """Which file holds which tensor; None where one file holds all."""
     path = folder / INDEX_NAME
-    if not path.is_file():
+    if (folder / SINGLE_NAME).is_file() or not path.is_file():
         return None
     weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

@@ -216,25 +216,34 @@ _GGUF_ROPE_FACTORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")
 
 def _hugging_face_names(architecture: HuggingFaceArchitecture, tensors: Iterable[str]) -> dict[str, str]:
     """Canonical or fused name -> name in the file. Parts that are not served, and buffers, are left out."""
+    served = [name for name in tensors if not name.startswith(architecture.other_parts) and not name.endswith(_RECOMPUTED)]
+    return _unique((_without_prefix(architecture, name), name) for name in served)
+
+
+def _without_prefix(architecture: HuggingFaceArchitecture, name: str) -> str:
+    for beginning, read_as in architecture.tensor_prefixes:
+        if name.startswith(beginning):
+            return read_as + name.removeprefix(beginning)
+    return name
+
+
+def _unique(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     stored: dict[str, str] = {}
-    for name in tensors:
-        if name.startswith(architecture.other_parts) or name.endswith(_RECOMPUTED):
-            continue
-        canonical = name
-        for beginning, read_as in architecture.tensor_prefixes:
-            if name.startswith(beginning):
-                canonical = read_as + name.removeprefix(beginning)
+    for canonical, name in pairs:
+        if canonical in stored:
+            raise CheckpointError(f"tensors {stored[canonical]!r} and {name!r} are both {canonical!r}")
         stored[canonical] = name
     return stored
 
 
 def _gguf_names(spec: ModelSpec, tensors: Iterable[str]) -> dict[str, str]:
     """Canonical or fused name -> name in the file. Names that mean nothing here stay as they are."""
-    names = set(tensors)
-    return {_gguf_name(spec, name, names): name for name in names if not _is_rope_factor(name)}
+    names = list(tensors)
+    known = frozenset(names)
+    return _unique((_gguf_name(spec, name, known), name) for name in names if not _is_rope_factor(name))
 
 
-def _gguf_name(spec: ModelSpec, name: str, names: set[str]) -> str:
+def _gguf_name(spec: ModelSpec, name: str, names: frozenset[str]) -> str:
     match = re.fullmatch(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)", name)
     if match is None:
         return _GGUF_TOP.get(name, name)
