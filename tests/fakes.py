@@ -156,7 +156,7 @@ class FakeEngine:
         self.aborted: list[RequestId] = []
         self.num_live = 0
         self.num_cache_resets = 0
-        self._cached_prefixes: dict[tuple[str, tuple[int, ...]], None] = {}
+        self._cached_blocks: dict[bytes, None] = {}
         self._clock = SystemClock()
         self._tokenizer = ByteTokenizer()
         self._facts = EngineFacts(
@@ -190,7 +190,7 @@ class FakeEngine:
     async def reset_prefix_cache(self) -> None:
         await self.check_health()
         self.num_cache_resets += 1
-        self._cached_prefixes.clear()
+        self._cached_blocks.clear()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[OutputChunk]:
         await self.check_health()
@@ -221,11 +221,15 @@ class FakeEngine:
         self.requests.append(request)
 
     def _look_up_prefix(self, request: GenerationRequest) -> int:
-        prompt = tuple(request.prompt_token_ids)
-        ends = range(BLOCK_SIZE, len(prompt), BLOCK_SIZE)
-        found = [end for end in ends if (request.cache_salt, prompt[:end]) in self._cached_prefixes]
-        self._cached_prefixes.update({(request.cache_salt, prompt[:end]): None for end in ends})
-        return max(found, default=0)
+        """Tokens of the prompt whose full blocks, under the same salt, an earlier prompt began with."""
+        chain = hashlib.blake2b(request.cache_salt.encode(), digest_size=16)
+        num_cached = 0
+        for end in range(BLOCK_SIZE, len(request.prompt_token_ids), BLOCK_SIZE):
+            chain.update(repr(request.prompt_token_ids[end - BLOCK_SIZE : end]).encode())
+            if chain.digest() in self._cached_blocks:
+                num_cached = end
+            self._cached_blocks[chain.digest()] = None
+        return num_cached
 
     async def _obey_switches(self, num_tokens: int) -> None:
         if self.hold_after is not None and num_tokens >= self.hold_after:

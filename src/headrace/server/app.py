@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -101,7 +100,7 @@ def _routes(services: Services) -> list[BaseRoute]:
         Route("/load", admin.load),
         Route("/metrics", admin.metrics),
         Route("/reset_prefix_cache", admin.reset_prefix_cache, methods=["POST"]),
-        Route("/openapi.json", _document()),
+        Route("/openapi.json", _document),
         Route("/docs", _page(_DOCS_PAGE)),
     ]
     if (_WEB / "index.html").is_file():
@@ -128,13 +127,8 @@ def _middleware(services: Services) -> list[Middleware]:
     return layers
 
 
-def _document() -> Endpoint:
-    encoded = msgspec.json.encode(openapi.document())
-
-    async def send_document(request: Request) -> Response:
-        return Response(encoded, media_type="application/json")
-
-    return send_document
+async def _document(request: Request) -> Response:
+    return Response(openapi.encoded_document(), media_type="application/json")
 
 
 def _page(path: Path) -> Endpoint:

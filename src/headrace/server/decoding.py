@@ -27,9 +27,10 @@ from headrace.server.refusals import Refusal
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*)`(?: - at `(?P<path>\$.*)`)?$", re.DOTALL)
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `(?P<path>\$.*)`)?$", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?: - at `(?P<path>\$.*)`)?$")
 _PLACE = re.compile(r"(?P<problem>.*) - at (?P<key>`key` in )?`(?P<path>\$.*)`$", re.DOTALL)
+_KEPT_ENDS = 400
 _NESTED_FIELDS = (*ChatMessage.__struct_fields__, *TextPart.__struct_fields__, *StreamOptions.__struct_fields__)
 
 
@@ -117,12 +118,12 @@ class RequestDecoder(Generic[T]):
         return kept
 
     def _explain(self, error: Exception) -> InvalidRequestError:
-        text = shortened(str(error))
+        text = _condensed(str(error))
         if unknown := _UNKNOWN_FIELD.match(text):
             path = _path(unknown["path"] or "$", unknown["name"])
             return InvalidRequestError(
-                f"unknown parameter {path!r}{self._suggest(unknown['name'], nested=bool(unknown['path']))}",
-                param=path,
+                f"unknown parameter {shortened(path)!r}{self._suggest(unknown['name'], nested=bool(unknown['path']))}",
+                param=shortened(path),
                 code="unknown_parameter",
             )
         if missing := _MISSING_FIELD.match(text):
@@ -130,11 +131,11 @@ class RequestDecoder(Generic[T]):
             return InvalidRequestError(f"{path} is required", param=path, code="missing_required_parameter")
         if place := _PLACE.match(text):
             path = _path(place["path"])
-            problem = place["problem"][0].lower() + place["problem"][1:]
+            problem = shortened(place["problem"][0].lower() + place["problem"][1:])
             return InvalidRequestError(
                 f"{path}: {'its keys: ' if place['key'] else ''}{problem}", param=path, code="invalid_type"
             )
-        return InvalidRequestError(f"the request is not valid: {text}")
+        return InvalidRequestError(f"the request is not valid: {shortened(text)}")
 
     def _suggest(self, name: str, *, nested: bool) -> str:
         if not nested and (synonym := refusals.SYNONYMS.get(name)):
@@ -168,6 +169,11 @@ def _strip_message(message: Any, path: str) -> Any:
                 code="unsupported_parameter",
             )
     return _strip(message, refusals.MESSAGE, path=f"{path}.")
+
+
+def _condensed(text: str) -> str:
+    """An error's text without the middle of what the client sent: the problem stands first, the path last."""
+    return text if len(text) <= 2 * _KEPT_ENDS else f"{text[:_KEPT_ENDS]}…{text[-_KEPT_ENDS:]}"
 
 
 def _path(path: str, name: str = "") -> str:

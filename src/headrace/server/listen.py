@@ -25,6 +25,7 @@ a request sent at the moment when we close would be lost."""
 _GRACE_AFTER_DRAIN_S = 2
 """For the last error events to reach clients that read."""
 _BACKLOG = 2048
+_MAX_PORT = 65535
 
 _logger = logging.getLogger("headrace.server")
 
@@ -71,6 +72,8 @@ async def serve_http(
     finally:
         stopping.cancel()
         serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await serving
         listener.close()
 
 
@@ -124,11 +127,13 @@ async def _drain(server: uvicorn.Server, serving: asyncio.Task[None], services: 
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= _MAX_PORT:
+        raise ConfigurationError(f"port must be between 0 and {_MAX_PORT}, not {port}; check --host and --port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (socket.gaierror, OverflowError, UnicodeError) as error:
+    except (socket.gaierror, UnicodeError) as error:
         raise ConfigurationError(f"cannot listen on {host!r}, port {port}: {error}; check --host and --port") from None
     listener = socket.socket(family, kind, protocol)
     try:
@@ -146,7 +151,7 @@ def _why_not_bound(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} on {host} is taken by another program: stop that, or choose another port, for example "
-            f"--port {port + 1 if port < 65535 else 8000} (--port 0 takes a free one)"
+            f"--port {port + 1 if port < _MAX_PORT else 8000} (--port 0 takes a free one)"
         )
     if error.errno == errno.EACCES:
         return f"port {port} needs more rights than this process has: choose one above 1023 with --port"

@@ -3,6 +3,7 @@
 Knows every operation in words. Does not know how any is carried out; a test holds the routes against this list.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +147,12 @@ OPERATIONS = (
         description="Drops every cached KV block that no running request holds. The answer is empty.",
     ),
 )
+
+
+@functools.cache
+def encoded_document() -> bytes:
+    """The document as JSON; it is the same for every engine."""
+    return msgspec.json.encode(document())
 
 
 def document() -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""Every parameter that is known and not carried out is refused by name, and let through where it asks for nothing."""
+
+from typing import Any
+
+import pytest
+from tests.unit.server.asgi import call, chat, complete, error_of, make_app
+
+from headrace.server import refusals
+
+REFUSED: dict[str, Any] = {
+    "store": True,
+    "service_tier": "flex",
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "explicit"},
+    "moderation": {"model": "m"},
+    "use_beam_search": True,
+    "length_penalty": 1.2,
+    "early_stopping": True,
+    "prompt_logprobs": 0,
+    "logprob_token_ids": [5],
+    "allowed_token_ids": [],
+    "bad_words": ["no"],
+    "structured_outputs": {"json": {}},
+    "guided_json": {},
+    "guided_regex": "a+",
+    "guided_choice": ["a"],
+    "guided_grammar": "root ::= 'a'",
+    "response_format": {"type": "json_object"},
+    "spaces_between_special_tokens": False,
+    "truncate_prompt_tokens": 10,
+    "truncation_side": "left",
+    "return_tokens_as_token_ids": True,
+    "return_token_offsets": True,
+    "return_prompt_text": True,
+    "repetition_detection": {"min_count": 2},
+    "watermarking": True,
+    "stream_interval": 4,
+    "kv_transfer_params": {"do_remote_decode": True},
+    "ec_transfer_params": {},
+    "session_id": "s",
+    "vllm_xargs": {"a": 1},
+}
+REFUSED_IN_CHAT: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "parallel_tool_calls": "yes",
+    "functions": [{"name": "f"}],
+    "function_call": {"name": "f"},
+    "web_search_options": {},
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "alloy"},
+    "media_io_kwargs": {"image": {}},
+    "mm_processor_kwargs": {"size": 1},
+    "prediction": {"type": "content", "content": "x"},
+    "verbosity": "low",
+    "reasoning_effort": "high",
+    "thinking_token_budget": 10,
+    "include_reasoning": False,
+    "documents": [{"text": "x"}],
+    "echo": True,
+    "best_of": 2,
+}
+REFUSED_IN_COMPLETIONS: dict[str, Any] = {"suffix": "the end", "best_of": 2, "prompt_embeds": "AAAA"}
+
+HARMLESS: dict[str, list[Any]] = {
+    "store": [False],
+    "service_tier": ["auto", "default"],
+    "prompt_cache_retention": ["in_memory"],
+    "use_beam_search": [False],
+    "length_penalty": [1, 1.0],
+    "early_stopping": [False],
+    "logprob_token_ids": [[]],
+    "bad_words": [[]],
+    "response_format": [{"type": "text"}],
+    "spaces_between_special_tokens": [True],
+    "return_tokens_as_token_ids": [False],
+    "return_token_offsets": [False],
+    "return_prompt_text": [False],
+    "watermarking": [False],
+    "stream_interval": [1],
+    "vllm_xargs": [{}],
+}
+HARMLESS_IN_CHAT: dict[str, list[Any]] = {
+    "tools": [[]],
+    "tool_choice": ["none", "auto"],
+    "parallel_tool_calls": [True, False],
+    "functions": [[]],
+    "function_call": ["none", "auto"],
+    "modalities": [["text"], []],
+    "media_io_kwargs": [{}],
+    "mm_processor_kwargs": [{}],
+    "verbosity": ["medium"],
+    "include_reasoning": [True],
+    "documents": [[]],
+    "echo": [False],
+    "best_of": [1],
+}
+HARMLESS_IN_COMPLETIONS: dict[str, list[Any]] = {"suffix": [""], "best_of": [1]}
+
+APP = make_app()
+
+
+def test_the_cases_here_cover_the_whole_table() -> None:
+    assert set(refusals.CHAT) == set(REFUSED) | set(REFUSED_IN_CHAT)
+    assert set(refusals.COMPLETION) == set(REFUSED) | set(REFUSED_IN_COMPLETIONS)
+
+
+@pytest.mark.parametrize(("name", "value"), (REFUSED | REFUSED_IN_CHAT).items())
+def test_chat_refuses_by_name(name: str, value: Any) -> None:
+    error = error_of(chat(APP, **{name: value}), 400)
+    assert error["param"] == name
+    assert error["code"] == "unsupported_parameter"
+    assert error["type"] == "invalid_request_error"
+    assert name in error["message"]
+
+
+@pytest.mark.parametrize(("name", "value"), (REFUSED | REFUSED_IN_COMPLETIONS).items())
+def test_completions_refuse_by_name(name: str, value: Any) -> None:
+    error = error_of(complete(APP, **{name: value}), 400)
+    assert error["param"] == name
+    assert error["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(("name", "values"), (HARMLESS | HARMLESS_IN_CHAT).items())
+def test_chat_accepts_values_that_ask_for_nothing(name: str, values: list[Any]) -> None:
+    for value in [*values, None]:
+        assert chat(APP, **{name: value}).status_code == 200, (name, value)
+
+
+@pytest.mark.parametrize(("name", "values"), (HARMLESS | HARMLESS_IN_COMPLETIONS).items())
+def test_completions_accept_values_that_ask_for_nothing(name: str, values: list[Any]) -> None:
+    for value in [*values, None]:
+        assert complete(APP, **{name: value}).status_code == 200, (name, value)
+
+
+def test_a_number_does_not_pass_for_a_harmless_boolean() -> None:
+    assert error_of(chat(APP, store=0), 400)["param"] == "store"
+
+
+def test_best_of_is_harmless_exactly_where_it_equals_n() -> None:
+    assert complete(APP, n=3, best_of=3).status_code == 200
+    assert error_of(complete(APP, n=3, best_of=2), 400)["param"] == "best_of"
+    assert error_of(complete(APP, best_of=True), 400)["param"] == "best_of"
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [("temprature", "temperature"), ("max_token", "max_tokens"), ("max_new_tokens", "max_tokens"),
+     ("n_predict", "max_tokens"), ("repeat_penalty", "repetition_penalty"), ("Stream", "stream")],
+)  # fmt: skip
+def test_an_unknown_parameter_is_refused_with_the_nearest_name(sent: str, meant: str) -> None:
+    error = error_of(chat(APP, **{sent: 1}), 400)
+    assert error["param"] == sent
+    assert error["code"] == "unknown_parameter"
+    assert repr(meant) in error["message"]
+
+
+def test_an_unknown_parameter_like_no_other_gets_no_suggestion() -> None:
+    assert "did you mean" not in error_of(chat(APP, zzz=1), 400)["message"]
+
+
+def test_a_very_long_unknown_name_is_refused_briefly() -> None:
+    assert len(error_of(chat(APP, **{"x" * 100_000: 1}), 400)["message"]) < 500
+
+
+def test_chat_only_parameters_are_unknown_to_completions() -> None:
+    assert error_of(complete(APP, messages=[]), 400)["param"] == "messages"
+    assert error_of(chat(APP, prompt="x"), 400)["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tool_calls", [{"id": "1"}]), ("function_call", {}), ("refusal", "no"), ("annotations", [{}]), ("audio", {})],
+)
+def test_what_a_message_may_not_hold_is_refused_by_its_path(field: str, value: Any) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", field: value}]
+    assert error_of(chat(APP, messages=messages), 400)["param"] == f"messages[1].{field}"
+
+
+def test_an_earlier_answer_may_be_sent_back_with_its_empty_fields() -> None:
+    empty: dict[str, Any] = {"refusal": None, "annotations": [], "audio": None, "tool_calls": []}
+    answer = {"role": "assistant", "content": "b", **empty}
+    assert chat(APP, messages=[{"role": "user", "content": "a"}, answer]).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "refusal", "video_url", ""])
+def test_content_parts_other_than_text_are_refused_by_type(kind: str) -> None:
+    parts = [{"type": "text", "text": "see"}, {"type": kind, kind or "x": {"url": "data:,"}}]
+    error = error_of(chat(APP, messages=[{"role": "user", "content": parts}]), 400)
+    assert error["param"] == "messages[0].content[1].type"
+    assert repr(kind) in error["message"]
+
+
+def test_stream_options_refuse_what_they_do_not_know() -> None:
+    error = error_of(chat(APP, stream=True, stream_options={"include_usages": True}), 400)
+    assert error["param"] == "stream_options.include_usages"
+    assert "'include_usage'" in error["message"]
+    assert chat(APP, stream=True, stream_options={"include_obfuscation": False}).status_code == 200
+    error = error_of(chat(APP, stream=True, stream_options={"include_obfuscation": True}), 400)
+    assert error["param"] == "stream_options.include_obfuscation"
+
+
+def test_tokenize_refuses_tools() -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}
+    assert error_of(call(APP, "POST", "/tokenize", body), 400)["param"] == "tools"
