@@ -5,11 +5,10 @@ same seed gives the same scenario everywhere.
 """
 
 from dataclasses import dataclass
-from random import Random
 
 from headrace.base.clock import Nanos
 from headrace.base.ids import RequestId
-from headrace.base.rng import stream
+from headrace.base.rng import Random, stream
 from headrace.base.units import NANOS_PER_MILLI
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 from headrace.engine.mind.request import Request

@@ -4,16 +4,17 @@ Knows configuration, the order of the start-up and what the device is. Does not 
 """
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import torch
 
+from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError, nearest
 from headrace.base.ids import BlockId, SequenceId, StepId
-from headrace.base.units import format_bytes
+from headrace.base.system_clock import SystemClock
+from headrace.base.units import format_bytes, seconds
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan, StepResult
 from headrace.engine.models.decoder import Decoder
@@ -68,11 +69,12 @@ class Worker:
     def __init__(self, config: WorkerConfig, report: PhaseReport) -> None:
         self.config = config
         self._report = report
+        self._clock = SystemClock()
         self._device = _choose_device(config.device)
         self.dtype = _choose_dtype(config.dtype, self._device)
         self._ops = make_ops(device=self._device, dtype=self.dtype, num_threads=config.num_threads or _num_usable_cores())
         self.device = self._ops.device
-        began = time.perf_counter()
+        began = self._clock.now()
         self.checkpoint = open_checkpoint(Path(config.model_path))
         self.spec: ModelSpec = self.checkpoint.spec
         self.max_model_len = config.max_model_len or self.spec.max_position_embeddings
@@ -105,7 +107,7 @@ class Worker:
     def allocate_kv_cache(self, num_blocks: int, *, max_model_len: int | None = None) -> None:
         """Once. `max_model_len`: where the memory decided it, after the worker was made."""
         assert self._runner is None, "the KV cache is allocated once"
-        began = time.perf_counter()
+        began = self._clock.now()
         if max_model_len is not None:
             self.max_model_len = max_model_len
         block_size = self.config.block_size
@@ -119,7 +121,7 @@ class Worker:
 
     def warm_up(self) -> None:
         """Runs a prompt and a few decode steps, so that the first request does not pay for kernels being made."""
-        began = time.perf_counter()
+        began = self._clock.now()
         assert self._runner is not None, "allocate_kv_cache comes before warm_up"
         num_tokens = min(self.config.block_size, self.max_model_len - 1)
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
@@ -139,9 +141,9 @@ class Worker:
         self._runner = None
         del self._decoder
 
-    def _phase(self, name: str, began: float, detail: str) -> float:
-        now = time.perf_counter()
-        self._report(name, now - began, detail)
+    def _phase(self, name: str, began: Nanos, detail: str) -> Nanos:
+        now = self._clock.now()
+        self._report(name, seconds(now - began), detail)
         return now
 
 
