@@ -20,7 +20,8 @@ export class TurnView {
   #question;
   #markdown = new MarkdownView(this.#prose);
   #pending = "";
-  #frame = 0;
+  #isDrawingDue = false;
+  #drawMs = 0; // what the last drawing took
   #ticking = 0;
 
   constructor(turn) {
@@ -55,19 +56,25 @@ export class TurnView {
     this.#ticking = setInterval(tick, WAITING_TICK_MS);
   }
 
-  /** More of the answer. However fast pieces come, the page is drawn once a frame; `onDrawn` is called after. */
+  /**
+   * More of the answer. However fast pieces come, the page is drawn at most once a frame, and where drawing is slow (one
+   * endless paragraph) at most a quarter of the time goes into it. `onDrawn` is called after each.
+   */
   append(piece, onDrawn) {
     this.#pending += piece;
-    this.#frame ||= requestAnimationFrame(() => {
+    if (this.#isDrawingDue) return;
+    this.#isDrawingDue = true;
+    const draw = () => {
+      if (!this.#isDrawingDue) return; // finished or removed meanwhile
       this.#draw();
       onDrawn();
-    });
+    };
+    setTimeout(() => requestAnimationFrame(draw), 3 * this.#drawMs);
   }
 
   /** The outcome is known. */
   finish() {
-    cancelAnimationFrame(this.#frame); // in a hidden tab frames do not come
-    this.#draw();
+    this.#draw(); // in a hidden tab frames do not come
     this.#endWaiting();
     this.#answer.removeAttribute("aria-busy");
     this.node.classList.remove("is-running");
@@ -80,7 +87,7 @@ export class TurnView {
 
   /** The turn is no more; its answer may still be on its way, and is ignored. */
   remove() {
-    cancelAnimationFrame(this.#frame);
+    this.#isDrawingDue = false;
     clearInterval(this.#ticking);
     this.node.remove();
   }
@@ -136,11 +143,13 @@ export class TurnView {
   }
 
   #draw() {
-    this.#frame = 0;
+    this.#isDrawingDue = false;
     if (!this.#pending) return;
+    const begin = performance.now();
     this.#endWaiting();
     this.#markdown.append(this.#pending);
     this.#pending = "";
+    this.#drawMs = performance.now() - begin;
   }
 
   #endWaiting() {
