@@ -84,13 +84,17 @@ class FakeChatTemplate:
     ) -> str:
         if messages[0]["role"] == "tool":
             raise InvalidRequestError("a conversation cannot begin with a tool's answer", param="messages")
-        turns = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages]
+        turns = [f"<|im_start|>{message['role']}\n{_text(message['content'])}<|im_end|>\n" for message in messages]
         text = "".join(turns)
         if continue_final_message:
             return text.removesuffix("<|im_end|>\n")
         if add_generation_prompt:
             text += "<|im_start|>assistant\n"
         return text + ("<think></think>" if kwargs.get("enable_thinking") is False else "")
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def words_answer(request: GenerationRequest, index: int) -> list[int]:

@@ -27,7 +27,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
 class TextPart(Struct, forbid_unknown_fields=True, frozen=True):
     """A piece of a message's content."""
 
-    type: Annotated[str, Meta(description="`text`; parts of other types are refused.", examples=["text"])]
+    type: Annotated[Literal["text"], Meta(description="`text`; parts of other types are refused.")]
     text: Annotated[str, Meta(description="The text of the part.")]
 
 
@@ -40,7 +40,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True, frozen=True):
     ]
     content: Annotated[
         str | list[TextPart],
-        Meta(description="What is said: a string, or text parts, which are joined with line breaks."),
+        Meta(description="What is said: a string, or text parts."),
     ]
     name: Annotated[str | None, Meta(description="A name for the speaker, for templates that use it.")] = None
     tool_call_id: Annotated[
@@ -165,7 +165,9 @@ RequestChatTemplate = Annotated[
     str | None,
     Meta(description="A Jinja template in place of the model's own; only where the server trusts its clients' templates."),
 ]
-ChatTemplateKwargs = Annotated[dict[str, Any] | None, Meta(description="Further variables for the chat template.")]
+ChatTemplateKwargs = Annotated[
+    dict[str, Any] | None, Meta(description="Further variables for the chat template, for example `enable_thinking`.")
+]
 
 
 class ChatCompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):

@@ -3,12 +3,12 @@
 Knows the chat template and the tokenizer as interfaces. Does not know sampling, answers or HTTP.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.base.errors import InvalidRequestError
-from headrace.protocol.openai import ChatCompletionRequest, ChatMessage, TokenizeRequest
+from headrace.protocol.openai import ChatCompletionRequest, ChatMessage, TextPart, TokenizeRequest
 from headrace.server.services import ChatRenderer, Services
 
 _TEMPLATE_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -36,9 +36,7 @@ async def chat_prompt(services: Services, request: ChatCompletionRequest | Token
             "continue_final_message and add_generation_prompt exclude one another", param="continue_final_message"
         )
     variables = request.chat_template_kwargs or {}
-    for name in _TEMPLATE_VARIABLES:
-        if name in variables:
-            raise InvalidRequestError(f"chat_template_kwargs may not set {name!r}", param=f"chat_template_kwargs.{name}")
+    _check_variables(variables)
     template = _template(services, request.chat_template)
     special_tokens = bool(request.add_special_tokens)
 
@@ -51,7 +49,7 @@ async def chat_prompt(services: Services, request: ChatCompletionRequest | Token
         )
         return Prompt(services.engine.tokenizer.encode(text, add_special_tokens=special_tokens), text)
 
-    return await services.text_pool.run(sum(len(message["content"]) for message in messages), work)
+    return await services.text_pool.run(sum(_num_chars(message.content) for message in request.messages), work)
 
 
 async def completion_prompts(
@@ -120,12 +118,30 @@ def _template(services: Services, source: str | None) -> ChatRenderer:
     return services.chat_template
 
 
+def _num_chars(content: str | list[TextPart]) -> int:
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+
+
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    for name in _TEMPLATE_VARIABLES:
+        if name in variables:
+            raise InvalidRequestError(f"chat_template_kwargs may not set {name!r}", param=f"chat_template_kwargs.{name}")
+    documents = variables.get("documents")
+    if documents is not None and not (isinstance(documents, list) and all(isinstance(one, dict) for one in documents)):
+        raise InvalidRequestError(
+            "chat_template_kwargs.documents must be a list of objects", param="chat_template_kwargs.documents"
+        )
+
+
 def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
     """A message as templates know it."""
-    content = message.content
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+    content: str | list[dict[str, str]]
+    if isinstance(message.content, str):
+        content = message.content
+    else:  # as parts: the template may have its own way with them, and gets them joined where it has none
+        content = [{"type": "text", "text": part.text} for part in message.content]
     role = "system" if message.role == "developer" else message.role
-    rendered: dict[str, Any] = {"role": role, "content": text}
+    rendered: dict[str, Any] = {"role": role, "content": content}
     if message.name is not None:
         rendered["name"] = message.name
     if message.tool_call_id is not None:

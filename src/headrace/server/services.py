@@ -33,7 +33,7 @@ class ChatRenderer(Protocol):
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """Raises InvalidRequestError where the template will not have the conversation."""
+        """Contents are texts or lists of text parts. Raises InvalidRequestError where the template will not have them."""
         ...
 
 

@@ -285,7 +285,7 @@ def test_a_developer_speaks_as_the_system() -> None:
     assert rendered(messages=[{"role": "developer", "content": "x"}]).startswith("<|im_start|>system\nx")
 
 
-def test_text_parts_are_joined_with_line_breaks() -> None:
+def test_text_parts_reach_the_template_as_parts() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert "user\none\ntwo<|im_end|>" in rendered(messages=[{"role": "user", "content": parts}])
 
@@ -303,6 +303,13 @@ def test_template_variables_are_passed_on_but_may_not_redefine_what_other_fields
     for name in ("self", "messages", "tools", "add_generation_prompt", "continue_final_message"):
         error = error_of(chat(make_app(), chat_template_kwargs={name: True}), 400)
         assert error["param"] == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize("documents", [5, {}, "x", ["x"]])
+def test_documents_for_a_template_are_a_list_of_objects(documents: Any) -> None:
+    error = error_of(chat(make_app(), chat_template_kwargs={"documents": documents}), 400)
+    assert error["param"] == "chat_template_kwargs.documents"
+    assert chat(make_app(), chat_template_kwargs={"documents": [{"text": "x"}]}).status_code == 200
 
 
 def test_a_conversation_that_the_template_will_not_have_is_the_callers_fault() -> None:
@@ -332,13 +339,13 @@ def test_names_reasoning_and_calls_reach_the_template() -> None:
             return "x"
 
     messages = [
-        {"role": "user", "content": "a", "name": "Ann"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"},
         {"role": "assistant", "content": "b", "reasoning_content": "hm"},
         {"role": "tool", "content": "c", "tool_call_id": "7"},
     ]
     assert chat(make_app(chat_template=Watching()), messages=messages).status_code == 200
     assert seen == [
-        {"role": "user", "content": "a", "name": "Ann"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"},
         {"role": "assistant", "content": "b", "reasoning": "hm", "reasoning_content": "hm"},
         {"role": "tool", "content": "c", "tool_call_id": "7"},
     ]
