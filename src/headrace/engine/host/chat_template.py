@@ -28,8 +28,9 @@ _MAX_STEPS = 1_000_000
 _MACRO_STEPS = 10
 """A macro's call costs as much as so many passes of a loop."""
 _MAX_PRODUCT = 1_000_000
-"""Most elements of a repeated text or list, and the largest exponent is far below it."""
+"""Most elements of a repeated text or list (`'-' * 40`): more is memory, not layout."""
 _MAX_EXPONENT = 64
+"""Largest exponent: numbers beyond it take no steps to write, but forever to compute."""
 _STEP = "_headrace_step"
 _BUDGET = "_headrace_budget"
 _CONTINUATION_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -64,14 +65,21 @@ class ChatTemplate:
         texts = {role: tokenizer.token_text(token_id) for role, token_id in ids.items() if token_id is not None}
         return cls(tokenizer.chat_template, texts)
 
+    @classmethod
+    def of_request(cls, source: str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
+        """A template that a client sent: raises InvalidRequestError where it is none."""
+        try:
+            return cls(source, special_tokens)
+        except CheckpointError as error:
+            raise InvalidRequestError(str(error), param="chat_template") from error
+
     def render(
         self,
         messages: Sequence[Message],
-        *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """The prompt. `kwargs` are variables for the template (`enable_thinking`); they go before the special tokens.
@@ -209,7 +217,7 @@ def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise CheckpointError(f"the model's chat template is damaged: line {error.lineno}: {error.message}") from error
+        raise CheckpointError(f"the chat template is damaged: line {error.lineno}: {error.message}") from error
 
 
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):

@@ -56,7 +56,7 @@ class IncrementalDetokenizer:
         self._token_bytes = tokenizer.token_bytes
         self._is_special = tokenizer.is_special
         self._skip_special_tokens = skip_special_tokens
-        self._utf8 = _new_utf8_decoder("replace")
+        self._to_text = _new_utf8_decoder("replace").decode
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._opening_token_ids: list[int] | None = [] if at_text_start else None
@@ -74,14 +74,14 @@ class IncrementalDetokenizer:
         if self._stopped_by is not None:
             return Delta("", self._stopped_by)
         if self._watch is None:
-            return Delta(self._decode(token_ids), None, len(token_ids))
+            return Delta("".join([self._decode(token_id) for token_id in token_ids]), None, len(token_ids))
         return self._push_watching(self._watch, token_ids)
 
     def finish(self) -> str:
         """The rest: what could have begun a stop string, and U+FFFD for a character that was cut off."""
         if self._stopped_by is not None:
             return ""
-        text = self._opening(self._utf8.decode(b"", True))
+        text = self._opening(self._to_text(b"", True))
         if self._watch is None:
             return text
         released, self._stopped_by = self._watch.feed(text, honoured=self._num_tokens > self._min_tokens)
@@ -95,7 +95,7 @@ class IncrementalDetokenizer:
         texts = []
         for place, token_id in enumerate(token_ids, start=1):
             self._num_tokens += 1
-            text = self._decode((token_id,))
+            text = self._decode(token_id)
             if not text:
                 continue
             released, stopped_by = watch.feed(text, honoured=self._num_tokens > self._min_tokens)
@@ -105,13 +105,13 @@ class IncrementalDetokenizer:
                 return Delta("".join(texts), stopped_by, place)
         return Delta("".join(texts), None, len(token_ids))
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        """The whole characters that these tokens complete."""
-        if self._skip_special_tokens:
-            token_ids = [token_id for token_id in token_ids if not self._is_special(token_id)]
-        text = self._utf8.decode(b"".join([self._token_bytes(token_id) for token_id in token_ids]))
+    def _decode(self, token_id: int) -> str:
+        """The whole characters that this token completes."""
+        if self._skip_special_tokens and self._is_special(token_id):
+            return ""
+        text = self._to_text(self._token_bytes(token_id))
         if self._opening_token_ids is not None:
-            self._opening_token_ids += token_ids
+            self._opening_token_ids.append(token_id)
             text = self._opening(text)
         return text
 

@@ -75,10 +75,9 @@ class TextTokenizer:
         try:
             # The batch form is the one that releases the GIL, and the fast form does not compute offsets.
             token_ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                f"the text has half of a surrogate pair at character {error.start}, which stands for no character"
-            ) from None
+        except TypeError:
+            _refuse_half_characters(text)
+            raise
         if not add_special_tokens:
             return token_ids
         return [*self._parts.prefix_token_ids, *token_ids, *self._parts.suffix_token_ids]
@@ -111,6 +110,16 @@ class TextTokenizer:
             return added_bytes(self._parts.spelling, content)
         piece = self._parsing.id_to_token(token_id)
         return b"" if piece is None else spelled_bytes(self._parts.spelling, piece)
+
+
+def _refuse_half_characters(text: str) -> None:
+    """JSON can write half of a surrogate pair, and Python can hold it, but it is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"the text has half of a surrogate pair at character {error.start}, which stands for no character"
+        ) from None
 
 
 def _without_special_tokens(
