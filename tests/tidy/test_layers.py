@@ -1,0 +1,57 @@
+"""Who may import whom, and what runs without the heavy libraries. The contracts themselves are in `.importlinter`."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.tidy.repository import ROOT, SOURCES, parsed, python_sources, shown
+
+_WITHOUT_TORCH = (
+    "headrace.sim.simulation",
+    "headrace.sim.replay",
+    "headrace.engine.mind.engine_core",
+    "headrace.engine.host.client",
+    "headrace.engine.host.loop",
+    "headrace.engine.models.weights",
+    "headrace.engine.layers.forward_batch",
+    "headrace.engine.ops.registry",
+    "headrace.server.app",
+    "headrace.cli.main",
+)
+
+
+def test_imports_keep_every_contract() -> None:
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+@pytest.mark.parametrize("module", _WITHOUT_TORCH)
+def test_what_does_not_compute_imports_no_torch(module: str) -> None:
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert outcome.returncode == 0, f"importing {module} imports torch, or fails:\n{outcome.stderr}"
+
+
+def test_base_imports_the_standard_library_only() -> None:
+    allowed = sys.stdlib_module_names | {"headrace"}
+    foreign = [
+        f"{shown(path)}: {name}"
+        for path in python_sources()
+        if path.is_relative_to(SOURCES / "base")
+        for name in _imported_packages(parsed(path))
+        if name not in allowed
+    ]
+    assert not foreign
+
+
+def _imported_packages(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
