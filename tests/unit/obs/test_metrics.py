@@ -58,6 +58,20 @@ def test_every_metric_of_the_table_is_exported_with_its_kind_meaning_and_labels(
         assert all(set(s.labels) - {"le"} == wanted for s in family.samples), metric.name
 
 
+def test_no_name_that_dashboards_ask_for_is_missing() -> None:
+    assert {metric.name for metric in METRICS} == {
+        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:cache_config_info",
+        "vllm:prompt_tokens", "vllm:generation_tokens", "vllm:prompt_tokens_cached", "vllm:num_preemptions",
+        "vllm:prefix_cache_queries", "vllm:prefix_cache_hits", "vllm:request_success",
+        "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds",
+        "vllm:request_time_per_output_token_seconds", "vllm:e2e_request_latency_seconds",
+        "vllm:request_queue_time_seconds", "vllm:request_inference_time_seconds", "vllm:request_prefill_time_seconds",
+        "vllm:request_decode_time_seconds", "vllm:iteration_tokens_total", "vllm:request_prompt_tokens",
+        "vllm:request_generation_tokens", "vllm:request_max_num_generation_tokens", "vllm:request_params_n",
+        "vllm:request_params_max_tokens", "headrace:startup_seconds",
+    }  # fmt: skip
+
+
 def test_counters_end_in_total(metrics: ServingMetrics) -> None:
     text, content_type = metrics.exposition()
     assert content_type.startswith("text/plain; version=0.0.4")
