@@ -32,7 +32,6 @@ class Connection(Generic[Outgoing, Incoming]):
         self.socket = self._context.socket(zmq.PAIR)
         self.socket.set(zmq.SNDHWM, 0)
         self.socket.set(zmq.RCVHWM, 0)
-        self.socket.set(zmq.LINGER, LINGER_MS)
         if bind:
             self.socket.bind(bind)
         else:
@@ -56,9 +55,9 @@ class Connection(Generic[Outgoing, Incoming]):
         every send."""
         return int(self.socket.get(zmq.FD))
 
-    def close(self) -> None:
-        """Sends what is still queued, for at most `LINGER_MS`."""
-        self.socket.close()
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """Sends what is still queued, for at most so long."""
+        self.socket.close(linger_ms)
         self._context.term()
 
 
