@@ -220,6 +220,16 @@ def test_buffers_that_old_checkpoints_carry_are_tolerated(tmp_path: Path) -> Non
     assert open_checkpoint(write_folder(tmp_path, LLAMA_CONFIG, tiny_llama() | extra)).spec.num_layers == 2
 
 
+def test_two_tensors_of_one_meaning_are_refused(tmp_path: Path) -> None:
+    tensors = tiny_llama()
+    twice = {f"language_model.{name}": array for name, array in tensors.items()}
+    text = {key: value for key, value in LLAMA_CONFIG.items() if key != "architectures"}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    message = r"tensors '(language_model\.)?model\..*' and '(language_model\.)?model\..*' are both 'model\."
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(write_folder(tmp_path, config, tensors | twice))
+
+
 def test_a_wrong_shape_is_named_with_both(tmp_path: Path) -> None:
     tensors = tiny_llama() | {"model.norm.weight": np.ones(31, np.float32)}
     message = (

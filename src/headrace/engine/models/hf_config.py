@@ -95,7 +95,7 @@ def gemma3_with_vision(config: Fields) -> ModelSpec:
     section = config.section_or_none("text_config")
     if section is None:
         raise CheckpointError(f"{config.source}: text_config is missing")
-    return replace(gemma3(section), architecture="Gemma3ForConditionalGeneration")
+    return gemma3(section)
 
 
 def phi3(config: Fields) -> ModelSpec:
@@ -141,7 +141,6 @@ _GEMMA3_SIZES: dict[str, object] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
-
 
 RopeBuilder = Callable[[Fields, int, int], tuple[RopeSpec, ...]]
 """From a config, a head's size and the context length to the model's rotary embeddings."""
@@ -195,7 +194,7 @@ def _decoder(
     head_dim = config.count_or("head_dim", default_head_dim) or _divided_head_dim(config, num_heads)
     max_position = config.count_or("max_position_embeddings", max_position)
     return ModelSpec(
-        architecture=architecture_name(config),
+        architecture="",  # the registry knows the name
         vocab_size=config.count("vocab_size"),
         hidden_size=config.count("hidden_size"),
         intermediate_size=config.count("intermediate_size"),
@@ -221,12 +220,6 @@ def _gemma(
     embedding_multiplier = spec.hidden_size**0.5
     spec = replace(spec, activation=activation, norm_plus_one=True, embedding_multiplier=embedding_multiplier)
     return _with_attention_bias(config, spec)
-
-
-def architecture_name(config: Fields) -> str:
-    """The first of `architectures`; empty where the config names none."""
-    names = config.items_or("architectures", ())
-    return str(names[0]) if names else ""
 
 
 def _num_layers(config: Fields) -> int:

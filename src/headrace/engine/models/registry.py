@@ -94,9 +94,10 @@ _GGUF_CONTROL_TOKENS = frozenset({3, 4})
 """Token types: control, and user-defined (as some converters mark control tokens)."""
 
 
-def find_hugging_face(config: Fields) -> HuggingFaceArchitecture:
-    """The entry for a config.json; raises CheckpointError that names what is supported."""
-    name = hf_config.architecture_name(config)
+def find_hugging_face(config: Fields) -> tuple[str, HuggingFaceArchitecture]:
+    """The name and entry for a config.json; raises CheckpointError that names what is supported."""
+    names = config.items_or("architectures", ())
+    name = str(names[0]) if names else ""
     if not name:
         model_type = config.text_or("model_type", "")
         by_type = {entry.model_type: known for known, entry in HUGGING_FACE.items()}
@@ -105,7 +106,7 @@ def find_hugging_face(config: Fields) -> HuggingFaceArchitecture:
         raise CheckpointError(
             f"{config.source}: architecture {name!r} is not supported; supported are {', '.join(sorted(HUGGING_FACE))}"
         )
-    return HUGGING_FACE[name]
+    return name, HUGGING_FACE[name]
 
 
 def spec_from_config(config: Fields, generation: Fields) -> ModelSpec:
@@ -113,9 +114,10 @@ def spec_from_config(config: Fields, generation: Fields) -> ModelSpec:
     for key, what in _UNSUPPORTED_PARTS.items():
         if config.values.get(key):
             detail = config.values[key]
-            name = detail.get("quant_method", "") if isinstance(detail, dict) else detail
-            raise CheckpointError(f"{config.source}: {what} not supported ({key}: {name}); use its plain or GGUF form")
-    spec = find_hugging_face(config).build(config)
+            method = detail.get("quant_method", "") if isinstance(detail, dict) else detail
+            raise CheckpointError(f"{config.source}: {what} not supported ({key}: {method}); use its plain or GGUF form")
+    name, architecture = find_hugging_face(config)
+    spec = replace(architecture.build(config), architecture=name)
     text = config.section_or_none("text_config") or config
     bos = generation.integer_or("bos_token_id", config.integer_or("bos_token_id", text.integer_or("bos_token_id", None)))
     eos = [token for fields in (generation, config, text) for token in _token_ids(fields, "eos_token_id")]

@@ -116,9 +116,10 @@ def _open_hugging_face(folder: Path) -> "MappedCheckpoint":
     generation_path = folder / "generation_config.json"
     generation = Fields(str(generation_path), read_json_object(generation_path) if generation_path.is_file() else {})
     spec = spec_from_config(config, generation)
+    _, architecture = find_hugging_face(config)
     files = SafetensorsFiles(folder)
     try:
-        stored = _hugging_face_names(find_hugging_face(config), files.tensors)
+        stored = _hugging_face_names(folder, architecture, files.tensors)
         return _assemble(folder, spec, files, stored, defaults=_defaults(generation, _CONFIG_DEFAULTS))
     except BaseException:
         files.close()
@@ -132,7 +133,7 @@ def _open_gguf(path: Path, file_path: Path) -> "MappedCheckpoint":
         prefix, architecture = find_gguf(metadata)
         shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         spec = spec_from_gguf(GgufModel(metadata, prefix, shapes, dict(_rope_factors(file))))
-        stored = _gguf_names(spec, file.tensors)
+        stored = _gguf_names(file_path, spec, file.tensors)
         return _assemble(
             path,
             spec,
@@ -214,10 +215,10 @@ _GGUF_LAYER = {
 _GGUF_ROPE_FACTORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")
 
 
-def _hugging_face_names(architecture: HuggingFaceArchitecture, tensors: Iterable[str]) -> dict[str, str]:
+def _hugging_face_names(path: Path, architecture: HuggingFaceArchitecture, tensors: Iterable[str]) -> dict[str, str]:
     """Canonical or fused name -> name in the file. Parts that are not served, and buffers, are left out."""
     served = [name for name in tensors if not name.startswith(architecture.other_parts) and not name.endswith(_RECOMPUTED)]
-    return _unique((_without_prefix(architecture, name), name) for name in served)
+    return _unique(path, ((_without_prefix(architecture, name), name) for name in served))
 
 
 def _without_prefix(architecture: HuggingFaceArchitecture, name: str) -> str:
@@ -227,20 +228,20 @@ def _without_prefix(architecture: HuggingFaceArchitecture, name: str) -> str:
     return name
 
 
-def _unique(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _unique(path: Path, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     stored: dict[str, str] = {}
     for canonical, name in pairs:
         if canonical in stored:
-            raise CheckpointError(f"tensors {stored[canonical]!r} and {name!r} are both {canonical!r}")
+            raise CheckpointError(f"{path}: tensors {stored[canonical]!r} and {name!r} are both {canonical!r}")
         stored[canonical] = name
     return stored
 
 
-def _gguf_names(spec: ModelSpec, tensors: Iterable[str]) -> dict[str, str]:
+def _gguf_names(path: Path, spec: ModelSpec, tensors: Iterable[str]) -> dict[str, str]:
     """Canonical or fused name -> name in the file. Names that mean nothing here stay as they are."""
     names = list(tensors)
     known = frozenset(names)
-    return _unique((_gguf_name(spec, name, known), name) for name in names if not _is_rope_factor(name))
+    return _unique(path, ((_gguf_name(spec, name, known), name) for name in names if not _is_rope_factor(name)))
 
 
 def _gguf_name(spec: ModelSpec, name: str, names: frozenset[str]) -> str:
