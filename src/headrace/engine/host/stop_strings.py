@@ -1,7 +1,7 @@
 """Finding stop strings in a text that arrives in pieces, and holding back no more of it than could begin one.
 
 Knows characters. Does not know tokens or requests. One automaton (Aho and Corasick, 1975) watches for all strings at once:
-the cost of a character does not grow with their number, and its state's depth is exactly the text that must be held back.
+the cost of a character does not grow with their number, and its state says exactly how much must be held back.
 """
 
 import re
@@ -14,7 +14,7 @@ from headrace.base.errors import InvalidRequestError
 class StopStrings:
     """The strings of one request, compiled. Immutable: all its continuations share one."""
 
-    __slots__ = ("_depths", "_failures", "_found", "_steps", "begins", "strings")
+    __slots__ = ("_failures", "_found", "_num_begun", "_steps", "begins", "strings")
 
     def __init__(self, strings: Sequence[str]) -> None:
         if not all(strings):
@@ -23,7 +23,7 @@ class StopStrings:
         self.begins = re.compile(f"[{re.escape(''.join(sorted({string[0] for string in strings})))}]" if strings else "(?!)")
         """Finds the next character that could begin a stop string."""
         self._steps: list[dict[str, int]] = [{}]
-        self._depths = [0]
+        self._num_begun = [0]
         self._found: list[int | None] = [None]
         self._add_strings()
         self._failures = [0] * len(self._steps)
@@ -37,9 +37,9 @@ class StopStrings:
             state = self._failures[state]
         return following
 
-    def depth(self, state: int) -> int:
-        """How many characters at the end of the text begin some stop string: the longest such end."""
-        return self._depths[state]
+    def num_begun(self, state: int) -> int:
+        """How many characters at the end of the text begin some stop string that is not complete: the longest such end."""
+        return self._num_begun[state]
 
     def found(self, state: int) -> int | None:
         """Which string ends here, as an index: of several, the first listed."""
@@ -52,7 +52,7 @@ class StopStrings:
                 following = self._steps[state].setdefault(character, len(self._steps))
                 if following == len(self._steps):
                     self._steps.append({})
-                    self._depths.append(self._depths[state] + 1)
+                    self._num_begun.append(self._num_begun[state] + 1)
                     self._found.append(None)
                 state = following
             if self._found[state] is None:
@@ -65,6 +65,9 @@ class StopStrings:
             state = queue.popleft()
             ends_here = [index for index in (self._found[state], self._found[self._failures[state]]) if index is not None]
             self._found[state] = min(ends_here, default=None)
+            if not self._steps[state]:
+                # Nothing goes on from a complete string; what may go on is what its end begins.
+                self._num_begun[state] = self._num_begun[self._failures[state]]
             for character, following in self._steps[state].items():
                 self._failures[following] = self.step(self._failures[state], character)
                 queue.append(following)
@@ -118,6 +121,6 @@ class StopWatch:
             # A stop string that stays in the output is shown as it comes.
             return text
         text = self._held + text
-        num_settled = len(text) - self._stops.depth(self._state)
+        num_settled = len(text) - self._stops.num_begun(self._state)
         self._held = text[num_settled:]
         return text[:num_settled]
