@@ -1,0 +1,80 @@
+"""A real server for a benchmark: `headrace serve` as a child process on a free port of this machine."""
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def metric(self, name: str) -> float:
+        """The sum over labels of one metric's samples."""
+        text = httpx.get(f"{self.url}/metrics").text
+        values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, flags=re.MULTILINE)
+        assert values, f"{name} is not among the metrics"
+        return sum(map(float, values))
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Resident memory of the HTTP process and of the engine process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        pids = {"http": self.process.pid, "engine": int(children[0])}
+        return {name: _resident_bytes(pid) for name, pid in pids.items()}
+
+
+@contextlib.contextmanager
+def serve(*options: str) -> Iterator[Served]:
+    port = _free_port()
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.cli.main", "serve", MODEL, "--port", str(port), *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        while not _is_healthy(url):
+            assert process.poll() is None, f"the server ended with status {process.returncode}"
+            assert time.monotonic() - began < 120, "the server does not become healthy"
+            time.sleep(0.01)
+        yield Served(url, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    match = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert match is not None
+    return int(match.group(1)) * 1024
