@@ -6,10 +6,10 @@ import time
 from random import Random
 
 import httpx
-
 from benchmarks.harness import Figure, Result, Target
 from benchmarks.served import MODEL, Served, serve
 from benchmarks.texts import long_text
+
 from headrace.base.rng import stream
 from headrace.base.units import MIB
 

@@ -5,7 +5,6 @@ import re
 import time
 
 import httpx
-
 from benchmarks.harness import Figure, Result
 from benchmarks.served import MODEL, serve
 
