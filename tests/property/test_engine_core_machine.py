@@ -77,7 +77,6 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.requests: dict[RequestId, Request] = {}
         self.answers: dict[tuple[RequestId, int], list[int]] = {}
         self.finished: dict[tuple[RequestId, int], FinishReason] = {}
-        self.aborted: set[RequestId] = set()
         self.now = 0
 
     def tick(self) -> Nanos:
@@ -135,10 +134,11 @@ class EngineCoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.requests)))
-        for update in self.core.abort(request_id, self.tick()):
+        sample_index = data.draw(st.sampled_from([None, 0, 1]))
+        for update in self.core.abort(request_id, self.tick(), sample_index=sample_index):
             assert update.finish_reason is FinishReason.ABORT
+            assert sample_index in (None, update.sample_index)
             self.take(update)
-        self.aborted.add(request_id)
 
     @rule()
     def begin(self) -> None:
