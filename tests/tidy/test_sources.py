@@ -56,6 +56,16 @@ def _is_text(node: ast.stmt | None) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
+def test_one_file_reads_the_environment() -> None:
+    readers = {
+        shown(path)
+        for path in python_sources()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv"}
+    }
+    assert readers == {"src/headrace/cli/environment.py"}
+
+
 def test_no_file_or_folder_has_a_name_that_says_nothing() -> None:
     vague = [shown(path) for path in text_files() if {path.stem, path.parent.name} & _VAGUE_NAMES]
     assert not vague
