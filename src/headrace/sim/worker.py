@@ -54,10 +54,6 @@ class SimulatedWorker:
         self._kv = [[_EMPTY] * block_size for _ in range(num_blocks)]
         self._sequences: dict[SequenceId, _LiveSequence] = {}
 
-    @property
-    def num_live_sequences(self) -> int:
-        return len(self._sequences)
-
     def execute(self, plan: StepPlan) -> StepResult:
         for sequence_id in plan.released_sequence_ids:
             del self._sequences[sequence_id]

@@ -117,8 +117,3 @@ class ModelSpec:
     def __post_init__(self) -> None:
         assert len(self.layers) == self.num_layers, "one LayerSpec per layer"
         assert self.num_heads % self.num_kv_heads == 0, "query heads divide evenly among KV heads"
-
-    @property
-    def num_kv_values_per_token(self) -> int:
-        """Numbers stored per token over all layers: a key and a value for every KV head."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim

@@ -29,9 +29,6 @@ class Fields:
     def fail(self, key: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {key} is {self.values.get(key)!r}; {what}")
 
-    def integer(self, key: str) -> int:
-        return self._required(key, self.integer_or(key, None))
-
     def integer_or(self, key: str, default: T) -> int | T:
         value = self.values.get(key)
         if value is None:
