@@ -135,5 +135,6 @@ def _without_special_tokens(
     if backend.pre_tokenizer is not None:
         twin.pre_tokenizer = backend.pre_tokenizer
     twin.add_tokens([token for _, token in sorted(added.items())])
+    assert twin.get_added_tokens_decoder().keys() == added.keys(), "added tokens get the ids they had"
     twin.encode_special_tokens = True
     return twin

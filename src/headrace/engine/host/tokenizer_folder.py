@@ -107,9 +107,9 @@ def _surrounding_tokens(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What encoding puts around a text: as the configuration says outright, else as `tokenizer.json` does it."""
     if "add_bos_token" in config or "add_eos_token" in config:
-        puts_bos = bool(config.get("add_bos_token", False)) and bos_id is not None
-        puts_eos = bool(config.get("add_eos_token", False)) and eos_id is not None
-        return (bos_id,) if puts_bos and bos_id is not None else (), (eos_id,) if puts_eos and eos_id is not None else ()
+        prefix = [bos_id] if config.get("add_bos_token") else []
+        suffix = [eos_id] if config.get("add_eos_token") else []
+        return tuple(one for one in prefix if one is not None), tuple(one for one in suffix if one is not None)
     bare = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):

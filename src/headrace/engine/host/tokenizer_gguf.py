@@ -54,6 +54,10 @@ _END_TOKENS_IF_CONTROL = frozenset({"</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]",
 _PADDING_TOKEN = re.compile(r"\[PAD\d+\]")
 """What llama.cpp's converter calls the rows of an embedding that have no token."""
 
+_MERGEABLE = frozenset({TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED})
+"""Kinds that take part in SentencePiece's merging; control, unknown and byte tokens are never spelt by text."""
+_HIDDEN = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
+
 _PHI3_NAMES = ("phi-3", "phi3")
 _PHI3_KEEPS_SPACE_AFTER = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
@@ -129,13 +133,13 @@ def _byte_pair(vocabulary: _Vocabulary, metadata: Mapping[str, object], source: 
 def _sentence_piece(vocabulary: _Vocabulary, metadata: Mapping[str, object], source: str) -> TokenizerParts:
     """`llama`: SentencePiece's byte-pair model, whose merges are not listed but follow from the pieces' scores."""
     adds_space = _flag(metadata, "tokenizer.ggml.add_space_prefix", default=True)
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown_id = _token_id(metadata, "unknown_token_id", vocabulary)
     backend = Tokenizer(
         models.BPE(
             vocab=dict(vocabulary.ids),
             merges=_merges_by_score(vocabulary),
             byte_fallback=True,
-            unk_token=vocabulary.pieces[unknown] if isinstance(unknown, int) else None,
+            unk_token=None if unknown_id is None else vocabulary.pieces[unknown_id],
             fuse_unk=True,
         )
     )
@@ -209,14 +213,14 @@ def _finish(
     backend.add_tokens(_added_tokens(vocabulary, frozenset(end_ids), strips_space_after=strips_space_after_control))
     bos_id = _token_id(metadata, "bos_token_id", vocabulary)
     eos_id = _token_id(metadata, "eos_token_id", vocabulary)
-    puts_bos = _flag(metadata, "tokenizer.ggml.add_bos_token", default=adds_bos) and bos_id is not None
-    puts_eos = _flag(metadata, "tokenizer.ggml.add_eos_token", default=False) and eos_id is not None
+    prefix = [bos_id] if _flag(metadata, "tokenizer.ggml.add_bos_token", default=adds_bos) else []
+    suffix = [eos_id] if _flag(metadata, "tokenizer.ggml.add_eos_token", default=False) else []
     return TokenizerParts(
         backend=backend,
         spelling=spelling,
         strips_leading_space=strips_leading_space,
-        prefix_token_ids=(bos_id,) if puts_bos and bos_id is not None else (),
-        suffix_token_ids=(eos_id,) if puts_eos and eos_id is not None else (),
+        prefix_token_ids=tuple(token_id for token_id in prefix if token_id is not None),
+        suffix_token_ids=tuple(token_id for token_id in suffix if token_id is not None),
         bos_token_id=bos_id,
         eos_token_ids=end_ids,
         special_tokens=_special_tokens(metadata, vocabulary),
@@ -249,10 +253,12 @@ def _read_vocabulary(metadata: Mapping[str, object], source: str) -> _Vocabulary
 def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """Every way to put a piece together from two others, best-scored pieces first.
 
-    SentencePiece merges the neighbours whose joint piece scores highest. Ranked in that order, merges say the same.
+    SentencePiece merges the neighbours whose joint piece scores highest; ranked in that order, merges say the same. The
+    order among the cuts of one piece does not matter: what is inside a piece that comes to be has merged as it would have
+    alone, so only one of its cuts ever comes up.
     """
-    mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED)
-    candidates = [token_id for token_id, kind in enumerate(vocabulary.types[: len(vocabulary.pieces)]) if kind in mergeable]
+    num_pieces = len(vocabulary.pieces)
+    candidates = [token_id for token_id, kind in enumerate(vocabulary.types[:num_pieces]) if kind in _MERGEABLE]
     known = {vocabulary.pieces[token_id] for token_id in candidates}
     candidates.sort(key=vocabulary.scores.__getitem__, reverse=True)
     # One flat comprehension: vocabularies of a quarter million pieces have two million cuts to look at.
@@ -285,7 +291,7 @@ def _added_tokens(vocabulary: _Vocabulary, end_ids: frozenset[int], *, strips_sp
     """
     added = []
     for token_id, (piece, kind) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=False)):
-        special = kind in (TokenType.CONTROL, TokenType.UNKNOWN) or token_id in end_ids
+        special = kind in _HIDDEN or token_id in end_ids
         if special or (kind == TokenType.USER_DEFINED and not _PADDING_TOKEN.fullmatch(piece)):
             rstrip = strips_space_after and piece not in _PHI3_KEEPS_SPACE_AFTER
             added.append(AddedToken(piece, special=special, normalized=False, rstrip=rstrip))
