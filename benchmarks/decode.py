@@ -13,13 +13,18 @@ from headrace.engine.host.tokenizer import load_tokenizer
 
 
 def transformers_model(path: Path, dtype: str):  # type: ignore[no-untyped-def]
+    """The same file as transformers reads it; put together by hand, since its own loader asks for one package more."""
     import torch
     import transformers
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=getattr(torch, dtype))
-    return model.eval()
+    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
+    return model.to(getattr(torch, dtype)).eval()
 
 
 def transformers_tokens_per_second(model, batch: list[list[int]], *, max_tokens: int) -> float:  # type: ignore[no-untyped-def]
