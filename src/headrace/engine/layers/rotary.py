@@ -17,7 +17,7 @@ from headrace.specs.model import RopeScaling, RopeSpec
 
 @dataclass(frozen=True, slots=True)
 class RotaryFrequencies:
-    frequencies: tuple[float, ...]
+    inverse_frequencies: tuple[float, ...]
     """[rotary_dim / 2]: radians per position."""
     attention_factor: float = 1.0
     """Multiplies cos and sin, hence its square the scores."""
@@ -121,7 +121,7 @@ class Rotary:
         rotary = rotary_frequencies(rope, max_model_len=max_model_len)
         self._ops = ops
         self._table = ops.rope_table(
-            rotary.frequencies, attention_factor=rotary.attention_factor, num_positions=max_model_len
+            rotary.inverse_frequencies, attention_factor=rotary.attention_factor, num_positions=max_model_len
         )
 
     def __call__(self, placement: Placement) -> Rotation:
