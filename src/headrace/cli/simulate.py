@@ -6,6 +6,7 @@ Composes the simulator and prints; decides nothing.
 import argparse
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -58,9 +59,9 @@ def _replay(path: Path, console: Console) -> int:
 
 
 def _simulate(first_seed: int, num_seeds: int, num_requests: int, console: Console) -> int:
-    table = Table(
-        "seed", "finished", "aborted", "refused", "steps", "preempted", "evicted", "hit rate", "virtual s", "digest"
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("seed", "ended", "aborted", "refused", "steps", "preempted", "evicted", "hits", "virtual", "digest"):
+        table.add_column(column, justify="right", no_wrap=True)
     with Progress(console=console, transient=True) as progress:
         for seed in progress.track(range(first_seed, first_seed + num_seeds), description="rehearsing"):
             try:
@@ -88,6 +89,6 @@ def _describe(outcome: Outcome) -> list[str]:
         str(stats.num_preemptions),
         str(stats.num_evictions),
         f"{hit_rate:.0%}",
-        f"{seconds(outcome.finished_at):.2f}",
-        outcome.digest[:12],
+        f"{seconds(outcome.finished_at):.1f} s",
+        outcome.digest[:8],
     ]
