@@ -5,6 +5,7 @@ mind). Plans may be made before the previous step's outcome is known: sampled to
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from headrace.base.ids import SequenceId
 from headrace.engine.layers.forward_batch import ForwardBatch
@@ -14,11 +15,27 @@ from headrace.engine.models.decoder import Decoder
 from headrace.engine.ops.protocol import Ops, SequenceSpan, Tensor
 from headrace.engine.worker.kv_cache import KVCache
 from headrace.engine.worker.running_sequence import RunningSequence
-from headrace.engine.worker.sampler import Sampler
+
+
+class TokenSampler(Protocol):
+    """What it asks of a sampler; which one depends on where the ops leave their logits."""
+
+    def sample(self, logits: Tensor, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
+        """One per row of `logits`: the token, or why there is none."""
+        ...
 
 
 class ModelRunner:
-    def __init__(self, ops: Ops, decoder: Decoder, kv_cache: KVCache, *, block_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        decoder: Decoder,
+        kv_cache: KVCache,
+        sampler: TokenSampler,
+        *,
+        block_size: int,
+        max_model_len: int,
+    ) -> None:
         spec = decoder.spec
         self._ops = ops
         self._decoder = decoder
@@ -26,7 +43,7 @@ class ModelRunner:
         self._block_size = block_size
         self._rotaries = [Rotary(ops, rope, max_model_len=max_model_len) for rope in spec.ropes]
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))  # distinct, in order
-        self._sampler = Sampler()
+        self._sampler = sampler
         self._sequences: dict[SequenceId, RunningSequence] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -1,9 +1,7 @@
 """TokenCounts: which tokens a sequence has seen, and how often its answer has; what penalties are computed from.
 
-Knows token ids. Does not know logits' meaning beyond the three formulas of SamplingParams.
+Knows token ids. Does not know logits: the samplers have the formulas.
 """
-
-import torch
 
 from headrace.engine.mind.sampling_params import SamplingParams
 
@@ -22,15 +20,10 @@ class TokenCounts:
         self._ids: list[int] = []
         self._answer_counts: list[float] = []
 
-    def penalise(self, row: torch.Tensor, token_ids: list[int], sampling: SamplingParams) -> None:
-        """In place. row: [vocab_size] in float32."""
+    def count(self, token_ids: list[int]) -> tuple[list[int], list[float]]:
+        """Each token of the sequence once, and how often its answer has it."""
         self._count(token_ids)
-        ids = torch.tensor(self._ids, device=row.device)
-        counts = torch.tensor(self._answer_counts, dtype=row.dtype, device=row.device)
-        values = row[ids]
-        repeated = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
-        repeated -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
-        row[ids] = repeated
+        return self._ids, self._answer_counts
 
     def _count(self, token_ids: list[int]) -> None:
         for position in range(self._num_counted, len(token_ids)):

@@ -5,7 +5,9 @@ Knows its tokens, its blocks and how its next token is chosen. Does not know its
 
 from headrace.engine.mind.step import NewSequence
 from headrace.engine.worker.block_table import BlockTable
-from headrace.engine.worker.penalties import TokenCounts
+from headrace.engine.worker.penalties import TokenCounts, wants_penalties
+
+NOT_FINITE = "the model's logits are not finite"
 
 
 class RunningSequence:
@@ -29,3 +31,9 @@ class RunningSequence:
     @property
     def num_answer_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether its next token is chosen from other logits than the model's."""
+        sampling = self.sampling
+        return bool(sampling.logit_bias) or wants_penalties(sampling) or self.num_answer_tokens < sampling.min_tokens

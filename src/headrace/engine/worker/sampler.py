@@ -17,9 +17,7 @@ from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import SampledToken, TokenLogprobs
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
-from headrace.engine.worker.running_sequence import RunningSequence
-
-NOT_FINITE = "the model's logits are not finite"
+from headrace.engine.worker.running_sequence import NOT_FINITE, RunningSequence
 
 _PLACE_WIDTH = 256
 """Tokens of the vocabulary that are looked at together, as far as it divides the vocabulary's size."""
@@ -35,7 +33,7 @@ class Sampler:
         usable = torch.isfinite(best).tolist()
         raw = {row: logits[row].clone() for row, s in enumerate(sequences) if s.sampling.logprobs >= 0}
         for row, sequence in enumerate(sequences):
-            if _changes_logits(sequence):
+            if sequence.changes_logits:
                 _change_logits(logits[row], sequence)
         tokens = _choose(logits, sequences)
         return [
@@ -49,11 +47,6 @@ class Sampler:
 # Before the choice
 
 
-def _changes_logits(sequence: RunningSequence) -> bool:
-    sampling = sequence.sampling
-    return bool(sampling.logit_bias) or wants_penalties(sampling) or sequence.num_answer_tokens < sampling.min_tokens
-
-
 def _change_logits(row: torch.Tensor, sequence: RunningSequence) -> None:
     """In place. row: [vocab_size]."""
     sampling = sequence.sampling
@@ -63,11 +56,21 @@ def _change_logits(row: torch.Tensor, sequence: RunningSequence) -> None:
     if wants_penalties(sampling):
         if sequence.token_counts is None:
             sequence.token_counts = TokenCounts(sequence.num_prompt_tokens)
-        sequence.token_counts.penalise(row, sequence.token_ids, sampling)
+        _penalise(row, *sequence.token_counts.count(sequence.token_ids), sampling)
     if sequence.num_answer_tokens < sampling.min_tokens:
         ending = [*sequence.eos_token_ids, *sampling.stop_token_ids]
         if ending:
             row[torch.tensor(ending, device=row.device)] = -math.inf
+
+
+def _penalise(row: torch.Tensor, token_ids: list[int], answer_counts: list[float], sampling: SamplingParams) -> None:
+    """In place. row: [vocab_size] in float32."""
+    ids = torch.tensor(token_ids, device=row.device)
+    counts = torch.tensor(answer_counts, dtype=row.dtype, device=row.device)
+    values = row[ids]
+    repeated = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
+    repeated -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    row[ids] = repeated
 
 
 # The choice

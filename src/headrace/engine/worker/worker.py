@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import torch
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError, nearest
@@ -18,10 +17,11 @@ from headrace.base.units import format_bytes, seconds
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan, StepResult
 from headrace.engine.models.decoder import Decoder
-from headrace.engine.models.weights import open_checkpoint
-from headrace.engine.ops.registry import make_ops
+from headrace.engine.models.weights import Checkpoint, open_checkpoint
+from headrace.engine.ops.protocol import Ops
+from headrace.engine.ops.registry import OPS_NAMES, OpsChoice, choose_ops
 from headrace.engine.worker.kv_cache import KVCache, kv_bytes_per_block
-from headrace.engine.worker.model_runner import ModelRunner
+from headrace.engine.worker.model_runner import ModelRunner, TokenSampler
 from headrace.specs.model import ModelSpec, RopeScaling
 from headrace.specs.release import ExecutionIdentity
 
@@ -30,6 +30,8 @@ PhaseReport = Callable[[str, float, str], None]
 
 _DTYPES = ("float32", "bfloat16")
 _DEVICES = ("cpu", "cuda")
+_SIGNS_OF_A_GPU = ("/dev/nvidiactl", "/dev/dxg")
+"""Files of NVIDIA's driver, on Linux and in Windows' Linux."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +53,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Threads that compute on the CPU; 0 takes one per core that this process may use."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
+    ops: str = "auto"
+    """Which implementation computes: `native`, `torch`, or `auto` for native where it serves the checkpoint as stored."""
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", _DTYPES), ("device", _DEVICES)):
+        for name, known in (("dtype", _DTYPES), ("device", _DEVICES), ("ops", OPS_NAMES)):
             value = getattr(self, name)
             if value not in (*known, "auto"):
                 hint = nearest(value, (*known, "auto"))
@@ -71,17 +75,25 @@ class Worker:
         self._report = report
         self._clock = SystemClock()
         self._device = _choose_device(config.device)
-        self.dtype = _choose_dtype(config.dtype, self._device)
-        self._ops = make_ops(device=self._device, dtype=self.dtype, num_threads=config.num_threads or _num_usable_cores())
-        self.device = self._ops.device
         began = self._clock.now()
         self.checkpoint = open_checkpoint(Path(config.model_path))
         self.spec: ModelSpec = self.checkpoint.spec
         self.max_model_len = config.max_model_len or self.spec.max_position_embeddings
         began = self._phase("open_checkpoint", began, f"{self.spec.architecture}, {self.checkpoint.weight_format}")
+        choice = choose_ops(
+            config.ops,
+            device=self._device,
+            dtype=config.dtype,
+            storages=_projection_storages(self.checkpoint),
+            block_size=config.block_size,
+        )
+        self._ops: Ops = choice.make(config.num_threads or _num_usable_cores())
+        self._sampler = _make_sampler(choice)
+        self.dtype, self.device = self._ops.dtype, self._ops.device
         with self._ops.computing():
             self._decoder = Decoder(self._ops, self.spec, self.checkpoint)
-        self._phase("load_weights", began, f"{self.dtype} on {self.device}")
+        remark = f" ({choice.remark})" if choice.remark else ""
+        self._phase("load_weights", began, f"{self.dtype} on {self.device}{remark}")
         self._runner: ModelRunner | None = None
 
     @property
@@ -101,6 +113,8 @@ class Worker:
         """What is free on a device with memory of its own; None where it computes in the machine's memory."""
         if not self._device.startswith("cuda"):
             return None
+        import torch  # a GPU is torch's: see _choose_device
+
         free, _total = torch.cuda.mem_get_info()
         return int(free)
 
@@ -114,7 +128,7 @@ class Worker:
         with self._ops.computing():
             cache = KVCache(self._ops, self.spec, num_blocks=num_blocks, block_size=block_size)
             self._runner = ModelRunner(
-                self._ops, self._decoder, cache, block_size=block_size, max_model_len=self.max_model_len
+                self._ops, self._decoder, cache, self._sampler, block_size=block_size, max_model_len=self.max_model_len
             )
         size = format_bytes(num_blocks * self.kv_bytes_per_block)
         self._phase("allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens, {size}")
@@ -150,17 +164,29 @@ class Worker:
 def _choose_device(device: str) -> str:
     if device != "auto":
         return device
+    if not any(Path(sign).exists() for sign in _SIGNS_OF_A_GPU):
+        return "cpu"  # without asking torch, which takes seconds to import
+    try:
+        import torch
+    except ImportError:
+        return "cpu"
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _choose_dtype(dtype: str, device: str) -> str:
-    """bfloat16 where the processor multiplies it natively, else float32: emulated, it is several times slower."""
-    if dtype != "auto":
-        return dtype
-    if device == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    has_native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bfloat16" if has_native else "float32"
+def _projection_storages(checkpoint: Checkpoint) -> frozenset[str]:
+    """How the checkpoint's matrices are stored."""
+    tensors = map(checkpoint.tensor, checkpoint.names())
+    return frozenset(tensor.storage for tensor in tensors if len(tensor.shape) > 1)
+
+
+def _make_sampler(choice: OpsChoice) -> TokenSampler:
+    if choice.name == "native":
+        from headrace.engine.worker.host_sampler import HostSampler
+
+        return HostSampler()
+    from headrace.engine.worker.sampler import Sampler
+
+    return Sampler()
 
 
 def _num_usable_cores() -> int:

@@ -165,3 +165,11 @@ def _describe(device: torch.device) -> tuple[str, str]:
         return f"torch-{torch.__version__}-cuda-{name}", f"torch on {name}"
     capability = torch.backends.cpu.get_cpu_capability().lower()
     return f"torch-{torch.__version__}-cpu-{capability}", f"torch on CPU, {torch.get_num_threads()} threads"
+
+
+def best_dtype(device: str) -> str:
+    """bfloat16 where the processor multiplies it natively, else float32: emulated, it is several times slower."""
+    if device == "cuda":
+        return "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float32"
+    has_native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bfloat16" if has_native else "float32"

@@ -1,0 +1,122 @@
+// What the kernels are given, whatever instruction set they were compiled for.
+//
+// Knows layouts. Does not know threads, Python or how weights were stored in a file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headrace {
+
+// How a tile of sixteen output columns is held. K is contiguous; blocks are of 32 along K, padded to an even number.
+//   Q4_0  pair of blocks: 2 x 16 half scales, then 2 x 256 bytes of nibbles
+//   Q4_1  block: 16 half scales, 16 half minima, 256 bytes of nibbles
+//   Q8_0  pair of blocks: 2 x 16 half scales, then 2 x 512 bytes, each the weight + 128
+//   BF16  [K / 2][16][2]
+//   F32   [K][16]
+// Of 256 nibble bytes, byte (j * 16 + column) * 4 + i holds k = 4 j + i below and k = 16 + 4 j + i above.
+enum class Format : uint8_t { Q4_0, Q4_1, Q8_0, BF16, F32 };
+
+constexpr int kTileColumns = 16;
+constexpr int kBlock = 32;
+
+struct Tile {
+    const uint8_t* data;
+    int32_t column;       // the first output column
+    int16_t num_columns;  // 1 to 16
+    Format format;
+};
+
+struct LinearView {
+    const Tile* tiles;
+    int32_t num_tiles;
+    int32_t num_in;
+    int32_t num_blocks;  // of the padded K
+    const float* bias;   // or null
+};
+
+// One projection's input rows, prepared once and read by every tile. Rows are cut into groups of at most
+// Kernels::max_group rows; a group that starts at row g and has R rows holds, for block b and its row r:
+//   int8    (g * num_blocks + b * R + r) * 32: 32 bytes;   scales, negative_sums, scaled_sums at g * num_blocks + b * R + r
+//   bf16    (g * num_pairs + j * R + r) * 2: two neighbours along K
+//   floats  g * num_in_padded + k * R + r
+struct Activations {
+    int8_t* int8;
+    float* scales;
+    int32_t* negative_sums;
+    float* scaled_sums;
+    float* floats;
+    uint16_t* bf16;
+};
+
+struct RowGroup {
+    int32_t first, num_rows;
+};
+
+struct Output {
+    float* out;
+    size_t stride;
+    const float* add;  // or null: added last
+    size_t add_stride;
+    float multiplier;
+    float softcap;  // 0: none
+};
+
+enum class Gate : uint8_t { SILU, GELU, GELU_TANH };
+
+struct AttentionView {
+    int32_t num_heads, num_kv_heads, head_dim, value_dim;  // value_dim: head_dim, padded to whole vectors
+    int32_t block_size, num_blocks;
+    float scale, softcap;  // softcap 0: none
+    int32_t window;        // 0: none
+    bool is_bf16;
+    // Pages of 16 tokens, a block after another, per KV head:
+    //   F32   keys [head_dim][16], values [16][value_dim]
+    //   BF16  keys [head_dim / 2][16][2], values [8][value_dim][2] (pairs of tokens)
+    void* keys;
+    void* values;
+    // Elements of one page and of all of one head.
+    size_t key_page() const { return size_t(head_dim) * 16; }
+    size_t value_page() const { return size_t(value_dim) * 16; }
+    size_t key_head() const { return key_page() * (block_size / 16) * num_blocks; }
+    size_t value_head() const { return value_page() * (block_size / 16) * num_blocks; }
+};
+
+struct HeadNorm {
+    const float* query;  // null: no norm
+    const float* key;
+    float eps;
+};
+
+// Rows [first_row, first_row + num_rows) of the step: one sequence's, from `position` on.
+struct AttentionTile {
+    int32_t first_row, num_rows, position;
+    const int32_t* block_ids;
+};
+
+struct Kernels {
+    const char* name;
+    int max_group;
+    bool has_bf16_products;
+
+    void (*prepare_int8)(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to);
+    void (*prepare_floats)(const float* x, int num_in, RowGroup group, int row, int padded, Activations to);
+    void (*prepare_bf16)(const float* x, int num_in, RowGroup group, int row, int padded, Activations to);
+    void (*linear)(const LinearView&, const Activations&, bool bf16, const RowGroup*, int, int first_tile, int end_tile,
+                   const Output&);
+    void (*gated)(const LinearView& gate, const LinearView& up, Gate, const Activations&, bool bf16, const RowGroup*, int,
+                  int first_tile, int end_tile, const Output&);
+    void (*rms_norm)(const float* x, const float* weight, float eps, int size, float* out);
+    void (*add_scaled)(const float* x, const float* y, float scale, int size, float* out);
+    void (*rope_and_cache)(float* qkv, const AttentionView&, const HeadNorm&, const float* rotation, int rotary_dim,
+                           int64_t slot, float* q);
+    size_t (*attention_scratch)(const AttentionView&);  // floats, for tiles of kAttentionRows tokens
+    void (*attention)(const AttentionView&, const AttentionTile&, int kv_head, const float* q, float* out, float* scratch);
+};
+
+constexpr int kAttentionRows = 16;  // tokens of one sequence that attend together
+
+// The best that this processor runs, or the one of that name; null if it has none such.
+const Kernels* find_kernels(const char* name);
+
+}  // namespace headrace

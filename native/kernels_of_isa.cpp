@@ -1,0 +1,22 @@
+// The kernels for one instruction set: compiled once for each, with the flags that CMakeLists.txt gives.
+#include <algorithm>
+#include <type_traits>
+
+#include "attention.h"
+#include "products.h"
+#include "rows.h"
+
+#define HEADRACE_TEXT_OF(x) #x
+#define HEADRACE_TEXT(x) HEADRACE_TEXT_OF(x)
+
+namespace headrace {
+namespace HEADRACE_ISA {
+
+extern const Kernels kernels;
+const Kernels kernels = {
+    HEADRACE_TEXT(HEADRACE_ISA), kMaxGroup, kHasBf16,     prepare_int8, prepare_floats, prepare_bf16,      linear,
+    gated,                       rms_norm,  add_scaled, rope_and_cache, attention_scratch, attention,
+};
+
+}  // namespace HEADRACE_ISA
+}  // namespace headrace

@@ -1,0 +1,383 @@
+// Sixteen lanes of float32 and the few operations that kernels are written in, for one instruction set.
+//
+// Knows intrinsics. Does not know weights, attention or threads. The including file defines HEADRACE_ISA, the namespace
+// that all of this is compiled into once per instruction set, and the compiler's flags decide which half below is taken.
+//
+// No operation depends on how the compiler contracts: `fma` is one rounding where the processor has it and two where not,
+// everywhere the same. `max` returns its second argument when either is not a number, as the instruction does.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+#if defined(__AVX2__)
+#define UNROLL _Pragma("GCC unroll 64")
+#else
+#define UNROLL  // where nothing is known of the registers, the compiler decides
+#endif
+
+namespace headrace {
+namespace HEADRACE_ISA {
+
+constexpr int kLanes = 16;
+
+INLINE float half_to_float(uint16_t half) {
+    const uint32_t sign = uint32_t(half & 0x8000) << 16;
+    const uint32_t exponent = half >> 10 & 31, mantissa = half & 1023;
+    uint32_t bits;
+    if (exponent == 31) {
+        bits = sign | 0x7F800000u | mantissa << 13;
+    } else if (exponent == 0) {
+        const float tiny = float(mantissa) * 5.9604644775390625e-8f;  // 2^-24
+        std::memcpy(&bits, &tiny, 4);
+        bits |= sign;
+    } else {
+        bits = sign | (exponent + 112) << 23 | mantissa << 13;
+    }
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+INLINE float bf16_to_float(uint16_t half) {
+    const uint32_t bits = uint32_t(half) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+// To nearest, ties to even; what is not a number stays so.
+INLINE uint16_t float_to_bf16(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return uint16_t(bits >> 16 | 64);
+    return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+#if defined(__AVX512F__)
+
+struct F {
+    __m512 v;
+};
+struct I {
+    __m512i v;
+};
+
+INLINE F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
+INLINE F load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)}; }
+INLINE void store_n(float* p, F x, int n) { _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), x.v); }
+INLINE F set1(float x) { return {_mm512_set1_ps(x)}; }
+INLINE F zero() { return {_mm512_setzero_ps()}; }
+INLINE F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+INLINE F operator+(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+INLINE F operator-(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+INLINE F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+INLINE F operator/(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+INLINE F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+INLINE F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+INLINE F zero_where_below(F x, float least, F y) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_NLT_UQ), y.v)};
+}
+INLINE F round_nearest(F x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+INLINE F times_power_of_two(F x, F n) { return {_mm512_scalef_ps(x.v, n.v)}; }
+INLINE F outside_to_minus_infinity(F x, int first, int end) {
+    const __mmask16 inside = __mmask16(((1u << end) - 1) & ~((1u << first) - 1));
+    return {_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), inside, x.v)};
+}
+INLINE F load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+INLINE F load_bf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+
+// Sums and maxima across lanes, in one fixed order.
+INLINE float sum_of_lanes(F x) {
+    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+    const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+INLINE float max_of_lanes(F x) {
+    const __m256 h = _mm256_max_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+    const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+// The greatest magnitude; not a number counts as greater than all, so that it is not lost.
+INLINE float max_magnitude(F x, F y) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+    const __m512i a = _mm512_and_si512(_mm512_castps_si512(x.v), magnitude);
+    const __m512i b = _mm512_and_si512(_mm512_castps_si512(y.v), magnitude);
+    const int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(a, b));
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+INLINE I iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+INLINE F to_float(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
+INLINE I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+
+// 32 floats to int8 by `inverse`, their sum returned.
+INLINE int32_t quantize32(F x, F y, float inverse, int8_t* out) {
+    const __m512 scale = _mm512_set1_ps(inverse);
+    const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(x.v, scale)), b = _mm512_cvtps_epi32(_mm512_mul_ps(y.v, scale));
+    _mm_storeu_si128((__m128i*)out, _mm512_cvtsepi32_epi8(a));
+    _mm_storeu_si128((__m128i*)(out + 16), _mm512_cvtsepi32_epi8(b));
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+}
+
+// 64 weight bytes: 16 columns of four neighbours along K.
+struct B {
+    __m512i v;
+};
+INLINE B load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+INLINE B low_nibbles(B x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
+INLINE B high_nibbles(B x) { return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(15))}; }
+INLINE I dot_nibbles(I sum, B weights, const int8_t* four) {
+    int32_t a;
+    std::memcpy(&a, four, 4);
+    return {_mm512_dpbusd_epi32(sum.v, weights.v, _mm512_set1_epi32(a))};
+}
+// The stored byte is the weight plus 128: what that adds is taken off where the sum starts.
+constexpr int32_t kByteBias = 128;
+INLINE I dot_biased_bytes(I sum, B weights, const int8_t* four) { return dot_nibbles(sum, weights, four); }
+
+INLINE void prefetch(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+
+#else
+
+typedef float Float8 __attribute__((vector_size(32)));
+typedef int32_t Int8x32 __attribute__((vector_size(32)));
+
+struct F {
+    Float8 a, b;
+};
+struct I {
+    Int8x32 a, b;
+};
+
+INLINE F load(const float* p) {
+    F x;
+    std::memcpy(&x.a, p, 32);
+    std::memcpy(&x.b, p + 8, 32);
+    return x;
+}
+INLINE void store(float* p, F x) {
+    std::memcpy(p, &x.a, 32);
+    std::memcpy(p + 8, &x.b, 32);
+}
+INLINE F load_n(const float* p, int n) {
+    float lanes[16] = {};
+    std::memcpy(lanes, p, size_t(n) * 4);
+    return load(lanes);
+}
+INLINE void store_n(float* p, F x, int n) {
+    float lanes[16];
+    store(lanes, x);
+    std::memcpy(p, lanes, size_t(n) * 4);
+}
+INLINE Float8 broadcast8(float x) { return Float8{x, x, x, x, x, x, x, x}; }
+INLINE F set1(float x) { return {broadcast8(x), broadcast8(x)}; }
+INLINE F zero() { return set1(0.0f); }
+#if defined(__FMA__)
+INLINE Float8 fma8(Float8 a, Float8 b, Float8 c) { return (Float8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#else
+INLINE Float8 fma8(Float8 a, Float8 b, Float8 c) { return a * b + c; }
+#endif
+INLINE F fma(F a, F b, F c) { return {fma8(a.a, b.a, c.a), fma8(a.b, b.b, c.b)}; }
+INLINE F operator+(F a, F b) { return {a.a + b.a, a.b + b.b}; }
+INLINE F operator-(F a, F b) { return {a.a - b.a, a.b - b.b}; }
+INLINE F operator*(F a, F b) { return {a.a * b.a, a.b * b.b}; }
+INLINE F operator/(F a, F b) { return {a.a / b.a, a.b / b.b}; }
+INLINE F max(F a, F b) { return {a.a > b.a ? a.a : b.a, a.b > b.b ? a.b : b.b}; }
+INLINE F min(F a, F b) { return {a.a < b.a ? a.a : b.a, a.b < b.b ? a.b : b.b}; }
+INLINE F zero_where_below(F x, float least, F y) {
+    const F t = set1(least), none = zero();
+    return {x.a < t.a ? none.a : y.a, x.b < t.b ? none.b : y.b};
+}
+INLINE F round_nearest(F x) {  // |x| < 2^22: the addition rounds as the processor does, to nearest even
+    const F magic = set1(12582912.0f);
+    return (x + magic) - magic;
+}
+INLINE Float8 power_of_two8(Float8 n) {
+    return (Float8)((__builtin_convertvector(n, Int8x32) + 127) << 23);
+}
+INLINE F times_power_of_two(F x, F n) { return {x.a * power_of_two8(n.a), x.b * power_of_two8(n.b)}; }
+INLINE F outside_to_minus_infinity(F x, int first, int end) {
+    float lanes[16];
+    store(lanes, x);
+    for (int i = 0; i < 16; ++i)
+        if (i < first || i >= end) lanes[i] = -INFINITY;
+    return load(lanes);
+}
+INLINE F load_half(const uint16_t* p) {
+#if defined(__F16C__)
+    return {(Float8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            (Float8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+#else
+    float lanes[16];
+    for (int i = 0; i < 16; ++i) lanes[i] = half_to_float(p[i]);
+    return load(lanes);
+#endif
+}
+INLINE F load_bf16(const uint16_t* p) {
+    float lanes[16];
+    for (int i = 0; i < 16; ++i) lanes[i] = bf16_to_float(p[i]);
+    return load(lanes);
+}
+INLINE float sum_of_lanes(F x) {
+    const Float8 h = x.a + x.b;
+    const float q0 = h[0] + h[4], q1 = h[1] + h[5], q2 = h[2] + h[6], q3 = h[3] + h[7];
+    return (q0 + q2) + (q1 + q3);
+}
+INLINE float max_of_lanes(F x) {
+    const Float8 h = x.a > x.b ? x.a : x.b;
+    float best = h[0];
+    for (int i = 1; i < 8; ++i) best = best > h[i] ? best : h[i];
+    return best;
+}
+INLINE float max_magnitude(F x, F y) {
+    const Int8x32 magnitude = Int8x32{} + 0x7FFFFFFF;
+    const Int8x32 p = (Int8x32)x.a & magnitude, q = (Int8x32)x.b & magnitude;
+    const Int8x32 r = (Int8x32)y.a & magnitude, s = (Int8x32)y.b & magnitude;
+    const Int8x32 t = p > q ? p : q, u = r > s ? r : s, w = t > u ? t : u;
+    int32_t bits = w[0];
+    for (int i = 1; i < 8; ++i) bits = bits > w[i] ? bits : w[i];
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+INLINE I iset1(int32_t x) { return {Int8x32{} + x, Int8x32{} + x}; }
+INLINE F to_float(I x) { return {__builtin_convertvector(x.a, Float8), __builtin_convertvector(x.b, Float8)}; }
+INLINE I add(I a, I b) { return {a.a + b.a, a.b + b.b}; }
+
+INLINE int32_t quantize32(F x, F y, float inverse, int8_t* out) {
+    float lanes[32];
+    store(lanes, x);
+    store(lanes + 16, y);
+    int32_t sum = 0;
+    for (int i = 0; i < 32; ++i) {
+        const float scaled = lanes[i] * inverse;
+        // Not a number, or beyond what int8 holds, happens where the scale is not finite: the scale tells of it.
+        const int32_t q = scaled >= -127.5f && scaled <= 127.5f ? int32_t(std::nearbyint(scaled)) : 0;
+        out[i] = int8_t(q);
+        sum += q;
+    }
+    return sum;
+}
+
+#if defined(__AVX2__)
+struct B {
+    __m256i a, b;
+};
+INLINE B load_bytes(const uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+INLINE B low_nibbles(B x) {
+    const __m256i m = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+INLINE B high_nibbles(B x) {
+    const __m256i m = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
+}
+INLINE Int8x32 dot32(Int8x32 sum, __m256i unsigned_bytes, __m256i signed_bytes) {
+    const __m256i pairs = _mm256_maddubs_epi16(unsigned_bytes, signed_bytes);
+    return sum + (Int8x32)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+INLINE I dot_nibbles(I sum, B weights, const int8_t* four) {
+    int32_t word;
+    std::memcpy(&word, four, 4);
+    const __m256i a = _mm256_set1_epi32(word);
+    return {dot32(sum.a, weights.a, a), dot32(sum.b, weights.b, a)};
+}
+// Pairs of full bytes would overflow 16 bits, so the weight's sign moves to the activation: |w| * (sign(w) * a).
+constexpr int32_t kByteBias = 0;
+INLINE I dot_biased_bytes(I sum, B weights, const int8_t* four) {
+    int32_t word;
+    std::memcpy(&word, four, 4);
+    const __m256i a = _mm256_set1_epi32(word), bias = _mm256_set1_epi8(-128);
+    const __m256i w0 = _mm256_xor_si256(weights.a, bias), w1 = _mm256_xor_si256(weights.b, bias);
+    return {dot32(sum.a, _mm256_abs_epi8(w0), _mm256_sign_epi8(a, w0)),
+            dot32(sum.b, _mm256_abs_epi8(w1), _mm256_sign_epi8(a, w1))};
+}
+#else
+struct B {
+    uint8_t v[64];
+};
+INLINE B load_bytes(const uint8_t* p) {
+    B x;
+    std::memcpy(x.v, p, 64);
+    return x;
+}
+INLINE B low_nibbles(B x) {
+    for (int i = 0; i < 64; ++i) x.v[i] &= 15;
+    return x;
+}
+INLINE B high_nibbles(B x) {
+    for (int i = 0; i < 64; ++i) x.v[i] >>= 4;
+    return x;
+}
+INLINE I dot_nibbles(I sum, B weights, const int8_t* four) {
+    int32_t lanes[16];
+    std::memcpy(lanes, &sum, 64);
+    for (int c = 0; c < 16; ++c)
+        lanes[c] += weights.v[4 * c] * four[0] + weights.v[4 * c + 1] * four[1] + weights.v[4 * c + 2] * four[2] +
+                    weights.v[4 * c + 3] * four[3];
+    std::memcpy(&sum, lanes, 64);
+    return sum;
+}
+constexpr int32_t kByteBias = 128;
+INLINE I dot_biased_bytes(I sum, B weights, const int8_t* four) { return dot_nibbles(sum, weights, four); }
+#endif
+
+INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
+
+#endif
+
+// e^x to about two units in the last place; exactly 1 at 0, and 0 below e^-87, so that what is masked vanishes.
+INLINE F exp(F x) {
+    const F clamped = max(set1(-88.0f), min(set1(88.0f), x));
+    const F n = round_nearest(clamped * set1(1.44269504088896341f));
+    F r = fma(n, set1(-0.693359375f), clamped);
+    r = fma(n, set1(2.12194440e-4f), r);
+    F p = fma(set1(1.9875691500e-4f), r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = fma(p * r, r, r) + set1(1.0f);
+    return zero_where_below(x, -87.0f, times_power_of_two(p, n));
+}
+
+INLINE F tanh(F x) {  // 1 - 2 / (e^2x + 1)
+    return set1(1.0f) - set1(2.0f) / (exp(x + x) + set1(1.0f));
+}
+
+// Two neighbours along the summed dimension for each of 16 columns, in BF16, as two vectors of float32.
+struct Pair {
+    F even, odd;
+};
+INLINE Pair load_pair(const uint16_t* p) {
+#if defined(__AVX512F__)
+    const __m512i both = _mm512_loadu_si512(p);
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))},
+            {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int32_t(0xFFFF0000))))}};
+#else
+    I both;
+    std::memcpy(&both, p, 64);
+    const Int8x32 high = Int8x32{} + int32_t(0xFFFF0000);
+    return {{(Float8)(both.a << 16), (Float8)(both.b << 16)}, {(Float8)(both.a & high), (Float8)(both.b & high)}};
+#endif
+}
+
+}  // namespace HEADRACE_ISA
+}  // namespace headrace

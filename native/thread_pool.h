@@ -1,0 +1,64 @@
+// Threads that compute together: awake and spinning while a step runs, asleep between steps.
+//
+// Knows threads and how work is shared out. Does not know what is computed. One thread at a time may call `run`; it takes
+// part as thread 0, and never waits for a thread that has not begun: where other programs keep a helper from running, the
+// others do its share.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace headrace {
+
+class ThreadPool {
+  public:
+    explicit ThreadPool(int num_threads);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+    int size() const { return num_threads_; }
+
+    void wake();   // threads spin from now on
+    void sleep();  // they wait, at no cost, from now on; `run` still works, more slowly
+
+    // The first of n things that are a thread's by right; until (thread + 1)'s first.
+    int share(int n, int thread) const { return int(int64_t(n) * thread / num_threads_); }
+
+    // Calls work(thread, item) for every item below num_items, each once, and returns when all are done. A thread takes its
+    // own share in order, then what others have left of theirs.
+    template <class Work>
+    void run(int num_items, Work&& work) {
+        run_erased(num_items, [](void* w, int thread, int item) { (*static_cast<std::remove_reference_t<Work>*>(w))(thread, item); },
+                   &work);
+    }
+
+  private:
+    typedef void (*Job)(void*, int, int);
+    void run_erased(int num_items, Job job, void* argument);
+    void take_items(int thread);
+    void serve(int thread);
+
+    struct alignas(64) Counter {
+        std::atomic<int64_t> value{0};
+    };
+
+    const int num_threads_;
+    int num_items_ = 0;
+    Job job_ = nullptr;
+    void* argument_ = nullptr;
+    std::unique_ptr<Counter[]> next_;  // per thread: the next item of its share
+    Counter epoch_;                    // odd while a job is open
+    Counter active_;                   // helpers that are at it
+    std::atomic<bool> is_awake_{false}, is_closing_{false};
+    std::mutex mutex_;
+    std::condition_variable sleepers_;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace headrace
