@@ -19,8 +19,9 @@ import openai
 DEADLINE_S = 120
 """When a test gives up on what should happen at once."""
 
-SMALL = ("--kv-cache-memory", "512MiB", "--max-model-len", "2048", "--max-num-seqs", "16")
-"""Enough for the tests, on a machine that does other things as well."""
+SMALL = ("--kv-cache-memory", "512MiB", "--max-model-len", "2048", "--max-num-seqs", "16", "--threads", "1")
+"""Enough for the tests. One thread, since several that wait for one another suffer most where a machine does more than
+this."""
 
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 _ENGINE_PID = re.compile(r"start the engine process .* pid (\d+)")

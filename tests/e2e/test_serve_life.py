@@ -109,7 +109,7 @@ def test_when_the_server_is_killed_its_engine_goes_too() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_open_answers_finish(number: signal.Signals) -> None:
     with RealServer(*SMALL, "--drain-timeout-s", "100") as server:
-        (stream,) = begin_streams(server, 1, max_tokens=200)
+        (stream,) = begin_streams(server, 1, max_tokens=100)
         server.signal(number)
         assert end_of(stream).error is None
         assert stream.finish_reason == "length"
@@ -179,11 +179,12 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded(taken_port: int)
 
 
 def test_a_kv_cache_too_small_is_refused_and_what_is_proposed_works() -> None:
-    status, output = ended("--kv-cache-memory", "8MiB")
+    tight = ("--kv-cache-memory", "8MiB", "--threads", "1")
+    status, output = ended(*tight)
     assert status == 2
     proposal = re.search(r"--max-model-len \d+ fits", output)
     assert proposal is not None, output
-    with RealServer("--kv-cache-memory", "8MiB", *proposal[0].split()[:2]) as server:
+    with RealServer(*tight, *proposal[0].split()[:2]) as server:
         assert server.client().completions.create(model=MODEL, prompt="x", max_tokens=2).choices[0].text
 
 
@@ -210,7 +211,7 @@ def test_a_configuration_file_and_an_api_key_are_obeyed(tmp_path: Path) -> None:
     config = tmp_path / "headrace.toml"
     config.write_text(
         'served_model_name = ["mill", "wheel"]\nmax_model_len = 512\nkv_cache_memory = "64MiB"\nmax_num_seqs = 4\n'
-        'scheduling_policy = "priority"\n'
+        'scheduling_policy = "priority"\nthreads = 1\n'
     )
     with RealServer("--config", str(config), environment={"HEADRACE_API_KEY": "secret"}) as server:
         with pytest.raises(openai.AuthenticationError):
@@ -224,7 +225,7 @@ def test_a_configuration_file_and_an_api_key_are_obeyed(tmp_path: Path) -> None:
 
 def test_what_the_engine_decided_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recording = tmp_path / "steps"
-    with RealServer(*SMALL, "--record-steps", str(recording)) as server:
+    with RealServer(*SMALL, "--record-steps", str(recording), "--drain-timeout-s", "0.2") as server:
         client = server.client()
         for n in (1, 3):
             client.completions.create(model=MODEL, prompt="Water " * 100, max_tokens=20, n=n, seed=1)
