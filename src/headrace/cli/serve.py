@@ -90,6 +90,7 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             model_path=str(path),
             dtype=options.dtype,
             device=options.device,
+            ops=options.ops,
             num_threads=options.threads,
             max_model_len=options.max_model_len,
             block_size=options.block_size,

@@ -104,6 +104,10 @@ class ServeOptions:
         ENGINE.dtype, choice(("auto", "float32", "bfloat16")), Group.MODEL, "how weights, activations and KV are held"
     )
     device: str = option(ENGINE.device, choice(("auto", "cpu", "cuda")), Group.MODEL, "what computes")
+    ops: str = option(
+        ENGINE.ops, choice(("auto", "native", "torch")), Group.MODEL, "which kernels compute",
+        shown="native where they serve the model as stored",
+    )  # fmt: skip
     threads: int = option(ENGINE.num_threads, COUNT, Group.MODEL, "threads that compute", shown="one per core")
     chat_template: str = option("", FILE, Group.MODEL, "a Jinja chat template to use", shown="the model's own")
 

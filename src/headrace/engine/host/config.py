@@ -33,6 +33,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How weights and activations are held: `float32`, `bfloat16`, `float16`, or `auto` for what is fastest here."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
+    ops: str = "auto"
+    """Which implementation computes: `native`, `torch`, or `auto` for native where it serves the checkpoint as stored."""
     num_threads: int = 0
     """Threads that compute on the CPU; 0 takes one per physical core that this process may use."""
     max_model_len: int = 0

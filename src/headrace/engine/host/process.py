@@ -88,6 +88,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
             max_model_len=max(0, config.max_model_len),
             num_threads=config.num_threads,
             device=config.device,
+            ops=config.ops,
         ),
         report,
     )
