@@ -133,6 +133,7 @@ class Cache {
         this->view.values = bytes_.data() + view.key_head() * size_t(view.num_kv_heads) * size;
     }
     AttentionView view;
+    size_t num_elements() const { return (view.key_head() + view.value_head()) * size_t(view.num_kv_heads); }
 
     // Calls what(first byte, number of bytes) for each of a block's pieces.
     template <class What>
@@ -559,7 +560,12 @@ NB_MODULE(_kernels, m) {
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(t.data, {size_t(t.rows), size_t(t.columns)}, nb::find(t), {t.stride, 1});
         });
     nb::class_<Linear>(m, "Linear").def_ro("num_in", &Linear::num_in).def_ro("num_out", &Linear::num_out);
-    nb::class_<Cache>(m, "Cache");
+    // All keys, then all values: float32, or the bits of BF16.
+    nb::class_<Cache>(m, "Cache").def("array", [](Cache& c) -> nb::object {
+        const size_t size[] = {c.num_elements()};
+        if (c.view.is_bf16) return nb::cast(nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>>(c.view.keys, 1, size, nb::find(c)));
+        return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(c.view.keys, 1, size, nb::find(c)));
+    });
     nb::class_<Placement>(m, "Placement");
     nb::class_<Engine>(m, "Engine")
         .def(nb::init<int, const std::string&>(), nb::arg("num_threads"), nb::arg("isa") = "")

@@ -6,13 +6,15 @@ Knows blocks and spans. Does not know what the numbers should be.
 import random
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from headrace.engine.layers.checkpoint import TensorSource
 from headrace.engine.layers.forward_batch import ForwardBatch
 from headrace.engine.layers.rotary import Rotary
 from headrace.engine.models.decoder import Decoder
-from headrace.engine.ops.protocol import SequenceSpan
+from headrace.engine.ops.native.ops import NativeOps
+from headrace.engine.ops.protocol import KVLayer, Ops, SequenceSpan
 from headrace.engine.ops.torch.ops import TorchOps
 from headrace.engine.worker.kv_cache import KVCache
 from headrace.specs.model import ModelSpec
@@ -32,12 +34,17 @@ class PagedDecoder:
         block_size: int = 16,
         seed: int = 0,
         num_threads: int = 1,
+        ops: str = "torch",
     ) -> None:
-        self._ops = TorchOps(dtype=dtype, device="cpu", num_threads=num_threads)
+        self._ops: Ops = (
+            NativeOps(dtype=dtype, num_threads=num_threads)
+            if ops == "native"
+            else TorchOps(dtype=dtype, device="cpu", num_threads=num_threads)
+        )
         self._decoder = Decoder(self._ops, spec, source)
         self._cache = KVCache(self._ops, spec, num_blocks=num_blocks, block_size=block_size)
         for layer in self._cache.layers:
-            layer.normal_(std=3.0, generator=torch.Generator().manual_seed(seed))
+            _fill_with_noise(layer, seed)
         self._rotaries = [Rotary(self._ops, rope, max_model_len=max_model_len) for rope in spec.ropes]
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._block_size = block_size
@@ -81,7 +88,7 @@ class PagedDecoder:
                 rotations=tuple(rotary(placement) for rotary in self._rotaries),
                 logit_rows=self._ops.row_ids(range(len(ids))),
             )
-            logits: torch.Tensor = self._decoder(batch, self._cache.layers)
+            logits = torch.as_tensor(self._decoder(batch, self._cache.layers))
         parts = torch.split(logits, [num_tokens[name] for name in names])
         return dict(zip(names, parts, strict=True))
 
@@ -91,3 +98,12 @@ class PagedDecoder:
         if self.num_remaining(name):
             parts.append(self.step({name: self.num_remaining(name)})[name])
         return torch.cat(parts)
+
+
+def _fill_with_noise(layer: KVLayer, seed: int) -> None:
+    if isinstance(layer, torch.Tensor):
+        layer.normal_(std=3.0, generator=torch.Generator().manual_seed(seed))
+    else:
+        places = layer.array()
+        noise = np.random.default_rng(seed).normal(scale=3.0, size=places.shape).astype(np.float32)
+        places[:] = noise if places.dtype == np.float32 else noise.view(np.uint32) >> 16

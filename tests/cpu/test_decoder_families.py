@@ -68,43 +68,48 @@ def length_for(case: str) -> int:
     return LONGROPE_LENGTH if "longrope" in case else LENGTH
 
 
-def paged(checkpoint: Checkpoint, *, max_model_len: int | None = None, num_blocks: int = 128) -> PagedDecoder:
+@pytest.fixture(params=["torch", "native"])
+def ops(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def paged(checkpoint: Checkpoint, ops: str, *, max_model_len: int | None = None, num_blocks: int = 128) -> PagedDecoder:
     length = max_model_len or checkpoint.spec.max_position_embeddings
-    return PagedDecoder(checkpoint.spec, checkpoint, max_model_len=length, num_blocks=num_blocks)
+    return PagedDecoder(checkpoint.spec, checkpoint, max_model_len=length, num_blocks=num_blocks, ops=ops)
 
 
-def test_a_whole_prompt_has_the_logits_of_a_plain_forward_pass(case: tuple[str, Any, Checkpoint]) -> None:
+def test_a_whole_prompt_has_the_logits_of_a_plain_forward_pass(case: tuple[str, Any, Checkpoint], ops: str) -> None:
     name, model, checkpoint = case
     ids = tokens(length_for(name), seed=1)
-    decoder = paged(checkpoint)
+    decoder = paged(checkpoint, ops)
     decoder.start("a", ids)
     assert_agrees(decoder.finish("a"), reference(model, ids))
 
 
-def test_a_prompt_cut_anywhere_has_the_same_logits(case: tuple[str, Any, Checkpoint]) -> None:
+def test_a_prompt_cut_anywhere_has_the_same_logits(case: tuple[str, Any, Checkpoint], ops: str) -> None:
     name, model, checkpoint = case
     ids = tokens(length_for(name), seed=2)
     theirs = reference(model, ids)
-    decoder = paged(checkpoint, num_blocks=len(ids) * 10 + 10)
+    decoder = paged(checkpoint, ops, num_blocks=len(ids) * 10 + 10)
     for cut in range(1, len(ids)):
         decoder.start(f"cut at {cut}", ids)
         assert_agrees(decoder.finish(f"cut at {cut}", cut), theirs)
 
 
-def test_a_prompt_token_by_token_has_the_same_logits(case: tuple[str, Any, Checkpoint]) -> None:
+def test_a_prompt_token_by_token_has_the_same_logits(case: tuple[str, Any, Checkpoint], ops: str) -> None:
     name, model, checkpoint = case
     ids = tokens(length_for(name), seed=3)
-    decoder = paged(checkpoint)
+    decoder = paged(checkpoint, ops)
     decoder.start("a", ids)
     assert_agrees(decoder.finish("a", *[1] * len(ids)), reference(model, ids))
 
 
-def test_ragged_batches_give_every_sequence_its_own_logits(case: tuple[str, Any, Checkpoint]) -> None:
+def test_ragged_batches_give_every_sequence_its_own_logits(case: tuple[str, Any, Checkpoint], ops: str) -> None:
     name, model, checkpoint = case
     rng = random.Random(4)
     shortest = 129 if "longrope" in name else 1  # below the trained length, LongRoPE as the library does it is another model
     prompts = {f"s{i}": tokens(rng.randint(shortest, length_for(name)), seed=i) for i in range(7)}
-    decoder = paged(checkpoint)
+    decoder = paged(checkpoint, ops)
     for sequence, ids in prompts.items():
         decoder.start(sequence, ids)
     parts: dict[str, list[torch.Tensor]] = {sequence: [] for sequence in prompts}
@@ -117,34 +122,34 @@ def test_ragged_batches_give_every_sequence_its_own_logits(case: tuple[str, Any,
         assert_agrees(torch.cat(parts[sequence]), reference(model, ids))
 
 
-def test_a_shared_prefix_need_not_be_computed_again(case: tuple[str, Any, Checkpoint]) -> None:
+def test_a_shared_prefix_need_not_be_computed_again(case: tuple[str, Any, Checkpoint], ops: str) -> None:
     name, model, checkpoint = case
     ids = tokens(length_for(name), seed=5)
     fork = ids[:32] + tokens(length_for(name) - 32, seed=6)
-    decoder = paged(checkpoint)
+    decoder = paged(checkpoint, ops)
     decoder.start("first", ids)
     decoder.finish("first")
     decoder.start("second", fork, prefix_of="first", num_shared_blocks=2)
     assert_agrees(decoder.finish("second"), reference(model, fork)[32:])
 
 
-def test_dynamic_scaling_is_that_of_a_text_as_long_as_the_engine_allows(tmp_path: Path) -> None:
+def test_dynamic_scaling_is_that_of_a_text_as_long_as_the_engine_allows(tmp_path: Path, ops: str) -> None:
     model = random_model(DYNAMIC_CASE)
     model.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     length = SIZES["max_position_embeddings"] + 88
     ids = tokens(length, seed=7)
-    decoder = paged(checkpoint, max_model_len=length)
+    decoder = paged(checkpoint, ops, max_model_len=length)
     decoder.start("a", ids)
     assert_agrees(decoder.finish("a", 200, 300), reference(model, ids))
 
 
-def test_longrope_within_the_trained_length_uses_its_short_factors(tmp_path: Path) -> None:
+def test_longrope_within_the_trained_length_uses_its_short_factors(tmp_path: Path, ops: str) -> None:
     model = random_model("phi3 longrope")
     model.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     trained = checkpoint.spec.ropes[0].original_max_position
     ids = tokens(trained, seed=8)
-    decoder = paged(checkpoint, max_model_len=trained)
+    decoder = paged(checkpoint, ops, max_model_len=trained)
     decoder.start("a", ids)
     assert_agrees(decoder.finish("a", 50), reference(model, ids))

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from headrace.base.errors import ConfigurationError
 from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.protocol import AttentionShape, QKNorm, SequenceSpan
-from headrace.engine.ops.registry import OPS, make_ops
 from headrace.engine.ops.torch.ops import DTYPES, TorchOps
 from headrace.engine.ops.torch.placement import MAX_PADDED_PLACES
 from headrace.specs.model import Activation
@@ -354,22 +353,7 @@ def test_bytes_of_a_token_are_those_that_are_allocated() -> None:
         assert not kv.any()
 
 
-# The registry
-
-
-def test_every_entry_of_the_registry_says_why_and_the_cpus_are_made() -> None:
-    for (device, dtype), entry in OPS.items():
-        assert entry.reason
-        if device == "cpu":
-            assert make_ops(device=device, dtype=dtype, num_threads=1).dtype == dtype
-
-
-def test_what_nothing_serves_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match="float16 on cpu; there are: cpu with float32"):
-        make_ops(device="cpu", dtype="float16")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a CUDA device")
 def test_cuda_without_a_device_is_refused_plainly() -> None:
     with pytest.raises(ConfigurationError, match="finds no CUDA device; use device cpu"):
-        make_ops(device="cuda", dtype="bfloat16")
+        TorchOps(dtype="bfloat16", device="cuda")
