@@ -1,0 +1,407 @@
+"""The native ops against plain formulas in float64, on every instruction set that this processor has, and row by row."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cpu.test_ops_torch import Case, cases, dense_attention, host_tensor, make_case
+
+from headrace.base.errors import ConfigurationError
+from headrace.engine.ops.dequantize import dequantize
+from headrace.engine.ops.host_tensor import HostTensor
+from headrace.engine.ops.native import _kernels
+from headrace.engine.ops.native.ops import NativeOps
+from headrace.engine.ops.protocol import AttentionShape, QKNorm, SequenceSpan
+from headrace.engine.ops.storage import STORAGE_BLOCKS
+from headrace.engine.ops.torch.ops import DTYPES
+from headrace.specs.model import Activation
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+_ALL_ISAS = ("portable", "avx2", "avx512_vnni", "avx512_bf16")
+ATTENTION_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+def _has(isa: str) -> bool:
+    try:
+        _kernels.Engine(1, isa)
+    except ValueError:
+        return False
+    return True
+
+
+ISAS = [isa for isa in _ALL_ISAS if _has(isa)]
+FORMATS = ["Q4_0", "Q4_1", "Q8_0", "BF16", "F32"]
+
+
+def ops_of(dtype: str = "float32", *, isa: str = "", num_threads: int = 2) -> NativeOps:
+    return NativeOps(dtype=dtype, num_threads=num_threads, isa=isa)
+
+
+def tensor(ops: NativeOps, x: Floats) -> _kernels.Tensor:
+    return ops._engine.from_array(np.ascontiguousarray(x, np.float32))
+
+
+def random_weight(storage: str, num_out: int, num_in: int, seed: int) -> HostTensor:
+    """Random blocks, every bit pattern of the integers among them."""
+    rng = np.random.default_rng(seed)
+    if storage == "F32":
+        data = rng.standard_normal((num_out, num_in)).astype(np.float32).tobytes()
+    elif storage == "BF16":
+        data = (rng.standard_normal((num_out, num_in)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    else:
+        block = STORAGE_BLOCKS[storage]
+        blocks = rng.integers(0, 256, (num_out * num_in // block.num_elements, block.num_bytes), dtype=np.uint8)
+        halves = rng.standard_normal((len(blocks), 2)).astype(np.float16)
+        num_halves = 2 if storage == "Q4_1" else 1
+        blocks[:, : 2 * num_halves] = np.ascontiguousarray(halves[:, :num_halves]).view(np.uint8)
+        data = blocks.tobytes()
+    return HostTensor("w", storage, (num_out, num_in), memoryview(data))
+
+
+def numbers(weight: HostTensor) -> Doubles:
+    return dequantize(weight.storage, weight.data, weight.shape).astype(np.float64)
+
+
+def quantized_rows(x: Floats) -> Doubles:
+    """Rows as products with quantised weights see them: int8 by blocks of 32."""
+    blocks = x.reshape(len(x), -1, 32)
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) * np.float32(1 / 127)
+    whole = np.round(blocks / np.where(scale > 0, scale, 1))
+    return (whole.astype(np.float64) * scale).reshape(x.shape)
+
+
+def relative_error(ours: Floats, expected: Doubles) -> float:
+    return float(np.sqrt(np.mean((ours - expected) ** 2) / np.mean(expected**2)))
+
+
+# Products
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", FORMATS)
+@settings(deadline=None, max_examples=25)
+@given(
+    rows=st.integers(1, 50),
+    num_out=st.integers(1, 70),
+    num_blocks=st.integers(1, 9),
+    has_bias=st.booleans(),
+    adds=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_products_are_those_of_the_stored_numbers_with_rows_rounded_as_told(
+    isa: str, storage: str, rows: int, num_out: int, num_blocks: int, has_bias: bool, adds: bool, seed: int
+) -> None:
+    ops, num_in = ops_of(isa=isa), num_blocks * 32
+    rng = np.random.default_rng(seed)
+    weight = random_weight(storage, num_out, num_in, seed)
+    x = rng.standard_normal((rows, num_in)).astype(np.float32)
+    bias, residual = rng.standard_normal(num_out).astype(np.float32), rng.standard_normal((rows, num_out)).astype(np.float32)
+    with ops.computing():
+        loaded = ops.load_linear([weight], [host_tensor(torch.from_numpy(bias))] if has_bias else [])
+        ours = ops.linear(tensor(ops, x), loaded, add_to=tensor(ops, residual) if adds else None).numpy()
+    seen = quantized_rows(x) if storage.startswith("Q") else x.astype(np.float64)
+    expected = seen @ numbers(weight).T + (bias if has_bias else 0) + (residual if adds else 0)
+    # Quotients next to a half may round to either side of it; each such choice is a 254th of a block's greatest number.
+    tolerance = 2e-3 if storage.startswith("Q") else 1e-5
+    assert relative_error(ours, expected) < tolerance
+
+
+@pytest.mark.parametrize("storage", ["Q4_0", "Q4_1", "Q8_0"])
+def test_rounding_rows_to_int8_costs_less_than_a_hundredth_of_the_result(storage: str) -> None:
+    ops = ops_of()
+    x = np.random.default_rng(0).standard_normal((64, 1536)).astype(np.float32)
+    weight = random_weight(storage, 576, 1536, 0)
+    with ops.computing():
+        ours = ops.linear(tensor(ops, x), ops.load_linear([weight])).numpy()
+    assert relative_error(ours, x.astype(np.float64) @ numbers(weight).T) < 0.01
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_of_bfloat16_meet_bfloat16_weights(isa: str) -> None:
+    ops = ops_of("bfloat16", isa=isa)
+    x = np.random.default_rng(0).standard_normal((19, 131)).astype(np.float32)
+    weight = random_weight("BF16", 45, 131, 0)
+    with ops.computing():
+        ours = ops.linear(tensor(ops, x), ops.load_linear([weight])).numpy()
+    assert relative_error(ours, x.astype(np.float64) @ numbers(weight).T) < 4e-3
+
+
+def test_parts_in_different_formats_are_stacked() -> None:
+    ops = ops_of()
+    x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+    parts = [random_weight(storage, n, 64, n) for storage, n in (("Q4_1", 20), ("Q8_0", 33), ("F32", 7), ("F32", 12))]
+    with ops.computing():
+        ours = ops.linear(tensor(ops, x), ops.load_linear(parts)).numpy()
+        for part, start, end in zip(parts, (0, 20, 53, 60), (20, 53, 60, 72), strict=True):
+            assert np.array_equal(ours[:, start:end], ops.linear(tensor(ops, x), ops.load_linear([part])).numpy())
+
+
+def test_what_no_kernel_takes_is_held_as_the_compute_dtype() -> None:
+    x = np.random.default_rng(0).standard_normal((5, 256)).astype(np.float32)
+    weight = random_weight("Q6_K", 20, 256, 0)
+    blocks = np.frombuffer(weight.data, np.uint8).reshape(20, -1).copy()
+    blocks[:, -2:] = np.full((20, 1), 0.01, np.float16).view(np.uint8)  # d stands last
+    weight = HostTensor("w", "Q6_K", weight.shape, memoryview(blocks.tobytes()))
+    expected = x.astype(np.float64) @ numbers(weight).T
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 5e-3)):
+        ops = ops_of(dtype)
+        with ops.computing():
+            assert relative_error(ops.linear(tensor(ops, x), ops.load_linear([weight])).numpy(), expected) < tolerance
+
+
+def test_rows_of_interleaved_heads_are_brought_to_halves_bias_included() -> None:
+    ops = ops_of()
+    rows = torch.arange(12.0)  # two heads of x0 y0 x1 y1 x2 y2
+    expected = np.array([0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11.0])
+    with ops.computing():
+        weight = ops.load_linear(
+            [host_tensor(rows[:, None], interleaved_heads=2)], [host_tensor(rows * 10, interleaved_heads=2)]
+        )
+        ours = ops.linear(tensor(ops, np.ones((3, 1), np.float32)), weight).numpy()
+    assert np.array_equal(ours, np.broadcast_to(expected * 11, (3, 12)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activation", Activation)
+def test_gated_linear_multiplies_the_activated_gate_with_the_other_projection(isa: str, activation: Activation) -> None:
+    ops = ops_of(isa=isa)
+    torch.manual_seed(0)
+    gate, up, x = (torch.randn(n, 64) for n in (100, 100, 9))
+    bias = torch.randn(100)
+    with ops.computing():
+        gate_weight = ops.load_linear([host_tensor(gate)], [host_tensor(bias)])
+        ours = ops.gated_linear(tensor(ops, x.numpy()), gate_weight, ops.load_linear([host_tensor(up)]), activation).numpy()
+    formulas: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+        Activation.SILU: F.silu,
+        Activation.GELU: F.gelu,
+        Activation.GELU_TANH: lambda t: F.gelu(t, approximate="tanh"),
+    }
+    activated = formulas[activation](x.double() @ gate.double().T + bias.double())
+    assert relative_error(ours, (activated * (x.double() @ up.double().T)).numpy()) < 1e-5
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("storage", FORMATS)
+def test_the_bits_of_a_projected_row_do_not_depend_on_how_many_rows_there_are(isa: str, dtype: str, storage: str) -> None:
+    ops = ops_of(dtype, isa=isa)
+    rng = np.random.default_rng(0)
+    x, residual = (rng.standard_normal((130, n)).astype(np.float32) for n in (192, 80))
+    with ops.computing():
+        weight, other = (ops.load_linear([random_weight(storage, 80, 192, seed)]) for seed in (1, 2))
+        whole = ops.linear(tensor(ops, x), weight, add_to=tensor(ops, residual)).numpy().copy()
+        gated = ops.gated_linear(tensor(ops, x), weight, other, Activation.SILU).numpy().copy()
+        for first, end in [*((0, n) for n in range(1, 36)), (3, 50), (1, 65), (64, 129), (129, 130)]:
+            mine = tensor(ops, x[first:end])
+            ours = ops.linear(mine, weight, add_to=tensor(ops, residual[first:end])).numpy()
+            assert np.array_equal(ours, whole[first:end]), (first, end)
+            assert np.array_equal(ops.gated_linear(mine, weight, other, Activation.SILU).numpy(), gated[first:end]), (first, end)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", FORMATS)
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(isa: str, storage: str, poison: float) -> None:
+    ops = ops_of(isa=isa)
+    x = np.random.default_rng(0).standard_normal((20, 64)).astype(np.float32)
+    with ops.computing():
+        weight = ops.load_linear([random_weight(storage, 40, 64, 0)])
+        clean = ops.linear(tensor(ops, x), weight).numpy().copy()
+        x[7, 33] = poison
+        ours = ops.linear(tensor(ops, x), weight).numpy()
+    assert not np.isfinite(ours[7]).any()
+    assert np.array_equal(np.delete(ours, 7, axis=0), np.delete(clean, 7, axis=0))
+
+
+def test_logits_are_scaled_and_capped() -> None:
+    ops = ops_of()
+    torch.manual_seed(0)
+    table, x = torch.randn(50, 32), torch.randn(3, 32)
+    with ops.computing():
+        ours = ops.logits(tensor(ops, x.numpy()), ops.load_linear([host_tensor(table)]), multiplier=0.25, softcap=3.0)
+    expected = 3 * torch.tanh(x.double() @ table.double().T * 0.25 / 3)
+    assert relative_error(ours, expected.numpy()) < 1e-6
+
+
+# Attention
+
+
+def run_paged(ops: NativeOps, case: Case) -> list[Floats]:
+    """What earlier steps would have computed, a span at a time in chunks; then one step of all spans."""
+    shape = case.shape
+    with ops.computing():
+        kv = ops.allocate_kv(shape, num_blocks=case.num_blocks, block_size=case.block_size)
+        noise = np.random.default_rng(0).normal(scale=50, size=kv.array().shape).astype(np.float32)
+        kv.array()[:] = noise if ops.dtype == "float32" else noise.view(np.uint32) >> 16  # what others left
+
+        def write(spans: list[SequenceSpan], sequences: list[int]) -> tuple[_kernels.Tensor, _kernels.Placement]:
+            rows = []
+            for span, i in zip(spans, sequences, strict=True):
+                first, end = span.num_computed_tokens, span.num_computed_tokens + span.num_tokens
+                queries = torch.zeros(span.num_tokens, shape.num_heads, shape.head_dim)
+                if span == case.spans[i]:
+                    queries = case.queries[i]
+                rows.append(torch.cat([queries, case.keys[i][first:end], case.values[i][first:end]], dim=1).flatten(1))
+            placement = ops.place(spans, block_size=case.block_size, windows=[shape.window])
+            qkv = tensor(ops, torch.cat(rows).numpy())
+            return ops.rope_and_cache(qkv, kv, placement, shape, rotation=None, norm=None), placement
+
+        for i, span in enumerate(case.spans):
+            if span.num_computed_tokens:
+                write([SequenceSpan(0, span.num_computed_tokens, span.block_ids)], [i])
+        q, placement = write(case.spans, list(range(len(case.spans))))
+        out = ops.attention(q, kv, placement, shape).numpy()
+    ends = np.cumsum([span.num_tokens for span in case.spans])
+    return [part.copy() for part in np.split(out, ends[:-1])]
+
+
+def in_pages(case: Case) -> Case:
+    """The same sequences in blocks of 32: two pages each."""
+    lengths = [(span.num_computed_tokens, span.num_tokens) for span in case.spans]
+    return make_case(case.shape, 32, lengths, random.Random(len(lengths)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(deadline=None, max_examples=60)
+@given(case=cases(), dtype=st.sampled_from(["float32", "bfloat16"]))
+def test_paged_attention_over_any_ragged_batch_equals_dense_attention(isa: str, case: Case, dtype: str) -> None:
+    case = case if case.block_size == 16 else in_pages(case)
+    for i, ours in enumerate(run_paged(ops_of(dtype, isa=isa), case)):
+        expected = dense_attention(case, i, DTYPES[dtype]).numpy()
+        assert np.abs(ours - expected).max() < ATTENTION_TOLERANCE[dtype] * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("num_heads", [3, 9])
+def test_the_bits_of_a_row_do_not_depend_on_its_neighbours_or_its_chunk(
+    isa: str, dtype: str, window: int | None, num_heads: int
+) -> None:
+    shape = AttentionShape(num_heads=num_heads, num_kv_heads=num_heads // 3, head_dim=64, scale=0.125, window=window)
+    lengths = [(600, 1), (390, 1), (250, 1), (63, 1), (17, 1), (0, 1), (100, 150), (0, 140), (0, 2)]
+    case = make_case(shape, 16, lengths, random.Random(1))
+    ops = ops_of(dtype, isa=isa)
+    for i, together in enumerate(run_paged(ops, case)):
+        span, queries = case.spans[i], case.queries[i]
+        for num_last in (span.num_tokens, 1, min(span.num_tokens, 5), min(span.num_tokens, 37)):
+            begin = span.num_computed_tokens + span.num_tokens - num_last
+            last = SequenceSpan(begin, num_last, span.block_ids)
+            alone = Case(shape, 16, [last], [queries[-num_last:]], [case.keys[i]], [case.values[i]], case.num_blocks)
+            assert np.array_equal(run_paged(ops, alone)[0], together[-num_last:]), num_last
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rotary_dim", [32, 24])
+def test_heads_are_normed_then_rotated_by_their_position(isa: str, rotary_dim: int) -> None:
+    ops = ops_of(isa=isa)
+    shape = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=32, scale=1.0)
+    frequencies = [0.5 / (i + 1) for i in range(rotary_dim // 2)]
+    torch.manual_seed(0)
+    qkv = torch.randn(10, 8 * 32)
+    weights = [(torch.rand(32) + 0.5) for _ in range(2)]
+    norm = QKNorm(weights[0].numpy(), weights[1].numpy(), 1e-6)
+    with ops.computing():
+        kv = ops.allocate_kv(shape, num_blocks=8, block_size=16)
+        placement = ops.place([SequenceSpan(37, 1, [5, 0, 2]), SequenceSpan(3, 9, [7])], block_size=16, windows=[None])
+        table = ops.rope_table(frequencies, attention_factor=1.3, num_positions=64)
+        rotation = ops.rotation(table, placement)
+        q = ops.rope_and_cache(tensor(ops, qkv.numpy()), kv, placement, shape, rotation=rotation, norm=norm).numpy()
+    heads = qkv.double().view(10, 8, 32)
+    stored = kv.array()[: 2 * 8 * 16 * 32].reshape(2, 8, 32, 16)  # keys: [head, block, dimension, token]
+    for row, position in enumerate([37, *range(3, 12)]):
+        block, offset = (2 if row == 0 else 7), position % 16
+        for head in range(6):
+            x = heads[row, head]
+            x = x / torch.sqrt((x**2).mean() + 1e-6) * weights[head // 4].double()
+            half = len(frequencies)
+            angle = torch.tensor(frequencies, dtype=torch.float64) * position
+            cos, sin = angle.cos() * 1.3, angle.sin() * 1.3
+            a, b = x[:half].clone(), x[half : 2 * half].clone()
+            expected = torch.cat([a * cos - b * sin, b * cos + a * sin, x[2 * half :]]).numpy()
+            ours = q[row].reshape(4, 32)[head] if head < 4 else stored[head - 4, block, :, offset]
+            assert np.abs(ours - expected).max() < 1e-5
+
+
+# The plain operations and the cache
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("size", [1, 31, 96, 576])
+def test_norms_and_sums_of_rows(isa: str, size: int) -> None:
+    ops = ops_of(isa=isa)
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((11, size)).astype(np.float32) * 30 for _ in range(2))
+    stored = rng.standard_normal(size).astype(np.float32) * np.float32(0.1)
+    with ops.computing():
+        weight = ops.load_vector(host_tensor(torch.from_numpy(stored)), plus=1.0)
+        normed = ops.rms_norm(tensor(ops, x), weight, eps=1e-5).numpy()
+        added = ops.add(tensor(ops, x), tensor(ops, y), scale=0.25).numpy()
+        some = ops.select_rows(tensor(ops, x), ops.row_ids([3, 0])).numpy()
+    exact = x.astype(np.float64)
+    assert relative_error(normed, exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5) * (1 + stored)) < 1e-6
+    assert relative_error(added, exact + 0.25 * y.astype(np.float64)) < 1e-6
+    assert np.array_equal(some, x[[3, 0]])
+
+
+@pytest.mark.parametrize("storage", ["Q8_0", "Q4_1", "BF16"])
+def test_rows_of_an_embedding_are_the_stored_numbers(storage: str) -> None:
+    ops = ops_of()
+    table = random_weight(storage, 30, 64, 0)
+    ours = ops.embed(ops.token_ids([7, 0, 29, 7]), ops.load_embedding(table), multiplier=2.0).numpy()
+    assert np.array_equal(ours, (2 * numbers(table)[[7, 0, 29, 7]]).astype(np.float32))
+
+
+def test_an_embedding_multiplier_is_rounded_to_the_compute_dtype_as_gemma_was_trained() -> None:
+    ops = ops_of("bfloat16")
+    table = ops.load_embedding(host_tensor(torch.ones(4, 8)))
+    assert ops.embed(ops.token_ids([2]), table, multiplier=640**0.5).numpy()[0, 0] == 25.25
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_are_copied_in_order_and_made_finite_one_by_one(dtype: str) -> None:
+    ops = ops_of(dtype)
+    shape = AttentionShape(num_heads=2, num_kv_heads=2, head_dim=4, scale=1.0)
+    kv = ops.allocate_kv(shape, num_blocks=4, block_size=16)
+    places = kv.array()
+    assert not places.any()
+    size = 2 if dtype == "bfloat16" else 4
+    assert places.nbytes == ops.kv_bytes_per_token(shape) * 64
+    places[:] = np.random.default_rng(0).standard_normal(places.shape).astype(np.float32).view(np.uint32) >> (32 - 8 * size)
+    keys = places[: 2 * 4 * 64].reshape(2, 4, 64)
+    before = keys.copy()
+    ops.copy_blocks(kv, [(0, 1), (1, 3)])
+    assert np.array_equal(keys[:, 1], before[:, 0])
+    assert np.array_equal(keys[:, 3], before[:, 0]), "the second copy sees the first"
+    assert np.array_equal(keys[:, [0, 2]], before[:, [0, 2]])
+    keys[:, 0, 5], keys[:, 2, 5] = (0x7FC0, 0x7FC0) if dtype == "bfloat16" else (np.nan, np.nan)
+    ops.make_finite(kv, [0])
+    assert not keys[:, 0, 5].any()
+    assert np.array_equal(np.delete(keys[:, 0], 5, axis=1), np.delete(before[:, 0], 5, axis=1))
+    assert keys[0, 2, 5] == 0x7FC0 if dtype == "bfloat16" else np.isnan(keys[0, 2, 5]), "another's block is not touched"
+
+
+def test_blocks_that_are_no_whole_pages_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="block_size 8 is not a multiple of 16"):
+        ops_of().allocate_kv(AttentionShape(2, 2, 4, 1.0), num_blocks=4, block_size=8)
+
+
+def test_more_threads_than_work_and_threads_that_sleep_give_the_same_bits() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    weight = random_weight("Q4_1", 20, 64, 0)
+    results = []
+    for num_threads in (1, 2, 7):
+        ops = ops_of(num_threads=num_threads)
+        loaded = ops.load_linear([weight])
+        results.append(ops.linear(tensor(ops, x), loaded).numpy().copy())
+        with ops.computing():
+            results.append(ops.linear(tensor(ops, x), loaded).numpy().copy())
+    assert all(np.array_equal(result, results[0]) for result in results)
