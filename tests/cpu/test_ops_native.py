@@ -75,7 +75,8 @@ def quantized_rows(x: Floats) -> Doubles:
     blocks = x.reshape(len(x), -1, 32)
     scale = np.abs(blocks).max(axis=-1, keepdims=True) * np.float32(1 / 127)
     whole = np.round(blocks / np.where(scale > 0, scale, 1))
-    return (whole.astype(np.float64) * scale).reshape(x.shape)
+    seen: Doubles = (whole.astype(np.float64) * scale).reshape(x.shape)
+    return seen
 
 
 def relative_error(ours: Floats, expected: Doubles) -> float:
@@ -203,7 +204,8 @@ def test_the_bits_of_a_projected_row_do_not_depend_on_how_many_rows_there_are(is
             mine = tensor(ops, x[first:end])
             ours = ops.linear(mine, weight, add_to=tensor(ops, residual[first:end])).numpy()
             assert np.array_equal(ours, whole[first:end]), (first, end)
-            assert np.array_equal(ops.gated_linear(mine, weight, other, Activation.SILU).numpy(), gated[first:end]), (first, end)
+            both = ops.gated_linear(mine, weight, other, Activation.SILU).numpy()
+            assert np.array_equal(both, gated[first:end]), (first, end)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -12,7 +12,7 @@ from headrace.engine.ops.protocol import Ops
 OPS_NAMES = ("native", "torch")
 
 _KEPT_AS_STORED = frozenset({"Q4_0", "Q4_1", "Q8_0"})
-"""Quantised formats whose blocks the native kernels multiply with; several times faster than torch on what they stand for."""
+"""Quantised formats whose blocks the native kernels multiply with, several times faster than torch what they stand for."""
 
 _PAGE_TOKENS = 16
 
@@ -77,6 +77,4 @@ def _torch(device: str, dtype: str, *, remark: str) -> OpsChoice:
         why = f" ({remark})" if remark else ""
         raise ConfigurationError(f"ops torch cannot be had: {error}{why}; install torch") from None
     chosen = best_dtype(device) if dtype == "auto" else dtype
-    return OpsChoice(
-        "torch", remark, lambda num_threads: TorchOps(dtype=chosen, device=device, num_threads=num_threads)
-    )
+    return OpsChoice("torch", remark, lambda num_threads: TorchOps(dtype=chosen, device=device, num_threads=num_threads))

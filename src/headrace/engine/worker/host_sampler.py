@@ -102,12 +102,14 @@ def _num_kept(cumulated: npt.NDArray[np.float64], sampling: SamplingParams, voca
     top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
     if sampling.top_p >= 1.0:
         return top_k if top_k <= num_sorted else None
+    if num_sorted < top_k < vocab_size:
+        return None
     considered = cumulated[:top_k]
     total = float(considered[-1]) if top_k <= num_sorted else 1.0  # top_p's share is of what top_k left
     num_kept = int(np.searchsorted(considered, sampling.top_p * total)) + 1
     if num_kept <= len(considered):
         return num_kept
-    return len(considered) if num_sorted in (top_k, vocab_size) else None
+    return top_k if top_k <= num_sorted else None
 
 
 def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprobs:
@@ -115,9 +117,7 @@ def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprob
     highest = raw.max()
     normaliser = highest + np.log(np.exp(raw - highest).sum(dtype=np.float64))
     chosen = raw[token]
-    num_top = min(sampling.logprobs, len(raw))
-    top = np.argpartition(raw, len(raw) - num_top)[len(raw) - num_top :] if num_top else np.empty(0, np.int64)
-    top = top[np.lexsort((top, -raw[top]))]
+    top = _top(raw, min(sampling.logprobs, len(raw)))
     return TokenLogprobs(
         token_id=token,
         logprob=float(chosen - normaliser),
@@ -125,3 +125,12 @@ def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprob
         top_token_ids=tuple(top.tolist()),
         top_logprobs=tuple((raw[top] - normaliser).tolist()),
     )
+
+
+def _top(raw: Floats, count: int) -> npt.NDArray[np.int64]:
+    """Ids of the greatest, descending, the lowest first among equals."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    least = np.partition(raw, len(raw) - count)[len(raw) - count]
+    candidates = np.flatnonzero(raw >= least)
+    return candidates[np.argsort(-raw[candidates], kind="stable")][:count]

@@ -73,9 +73,7 @@ class NativeOps:
     def load_embedding(self, table: HostTensor) -> weights.Embedding:
         return weights.Embedding(table)
 
-    def rope_table(
-        self, frequencies: Sequence[float], *, attention_factor: float, num_positions: int
-    ) -> tuple[Floats, int]:
+    def rope_table(self, frequencies: Sequence[float], *, attention_factor: float, num_positions: int) -> tuple[Floats, int]:
         """cos and sin of each position, one position after another; and how many numbers a position has."""
         positions = np.arange(num_positions, dtype=np.float32)
         angles = np.outer(positions, np.array(frequencies, np.float32))
@@ -106,9 +104,7 @@ class NativeOps:
     def row_ids(self, rows: Sequence[int]) -> list[int]:
         return list(rows)
 
-    def place(
-        self, spans: Sequence[SequenceSpan], *, block_size: int, windows: Sequence[int | None]
-    ) -> _kernels.Placement:
+    def place(self, spans: Sequence[SequenceSpan], *, block_size: int, windows: Sequence[int | None]) -> _kernels.Placement:
         del windows  # each layer's cache knows its own
         counts = [(span.num_computed_tokens, span.num_tokens) for span in spans]
         return self._engine.place(counts, [list(span.block_ids) for span in spans], block_size)
@@ -120,9 +116,7 @@ class NativeOps:
 
     # Computing
 
-    def embed(
-        self, ids: npt.NDArray[np.int64], table: weights.Embedding, *, multiplier: float = 1.0
-    ) -> _kernels.Tensor:
+    def embed(self, ids: npt.NDArray[np.int64], table: weights.Embedding, *, multiplier: float = 1.0) -> _kernels.Tensor:
         rows = table.rows(ids)
         if multiplier != 1.0:
             rows *= self._rounded(multiplier)
@@ -165,9 +159,7 @@ class NativeOps:
         table, rotary_dim = rotation if rotation is not None else (None, 0)
         if norm is None:
             return self._engine.rope_and_cache(qkv, kv, where, table, rotary_dim, None, None, 0.0)
-        return self._engine.rope_and_cache(
-            qkv, kv, where, table, rotary_dim, norm.query_weight, norm.key_weight, norm.eps
-        )
+        return self._engine.rope_and_cache(qkv, kv, where, table, rotary_dim, norm.query_weight, norm.key_weight, norm.eps)
 
     def attention(
         self, q: _kernels.Tensor, kv: _kernels.Cache, where: _kernels.Placement, shape: AttentionShape

@@ -76,4 +76,4 @@ class Embedding:
 
     def rows(self, ids: npt.NDArray[np.int64]) -> Floats:
         taken = self._rows[ids]
-        return dequantize(self._storage, memoryview(taken.reshape(-1)), (len(ids), self._hidden_size))
+        return dequantize(self._storage, memoryview(taken.tobytes()), (len(ids), self._hidden_size))

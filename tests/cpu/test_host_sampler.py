@@ -1,0 +1,66 @@
+"""The sampler on numpy arrays against the one on torch tensors: the same tokens from the same logits, whatever is asked."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cpu.test_sampler import sequence
+
+from headrace.engine.mind.step import SampledToken
+from headrace.engine.worker.host_sampler import HostSampler
+from headrace.engine.worker.running_sequence import NOT_FINITE
+from headrace.engine.worker.sampler import Sampler
+
+_PARAMETERS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+        "top_k": st.sampled_from([0, 1, 5, 300, 5000]),
+        "top_p": st.sampled_from([1.0, 0.9, 0.3, 0.999]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "logprobs": st.sampled_from([-1, 0, 5]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "presence_penalty": st.sampled_from([0.0, 0.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.4]),
+        "min_tokens": st.sampled_from([0, 10]),
+        "logit_bias": st.sampled_from([{}, {3: 5.0, 7: -100.0}]),
+        "seed": st.integers(0, 2**32),
+    }
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(parameters=_PARAMETERS, vocab_size=st.sampled_from([40, 1000, 4096]), seed=st.integers(0, 1000))
+def test_both_samplers_choose_and_tell_the_same(parameters: dict[str, Any], vocab_size: int, seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(scale=3, size=(1, vocab_size)).astype(np.float32)
+    asked = [sequence(prompt=(1, 2), answer=(3, 3, 5), eos=(0,), **parameters) for _ in range(2)]
+    (ours,) = HostSampler().sample(logits.copy(), asked[:1])
+    (theirs,) = Sampler().sample(torch.from_numpy(logits.copy()), asked[1:])
+    assert isinstance(ours, SampledToken) and isinstance(theirs, SampledToken)
+    assert ours.token_id == theirs.token_id
+    if ours.logprobs is None or theirs.logprobs is None:
+        assert ours.logprobs is theirs.logprobs
+        return
+    assert ours.logprobs.rank == theirs.logprobs.rank
+    assert ours.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-4)
+    assert ours.logprobs.top_token_ids == theirs.logprobs.top_token_ids
+    assert ours.logprobs.top_logprobs == pytest.approx(theirs.logprobs.top_logprobs, abs=1e-4)
+
+
+def test_the_lowest_of_equal_ids_is_taken_and_kept() -> None:
+    row = np.zeros((1, 100), np.float32)
+    row[0, [40, 41, 90]] = 5.0
+    assert HostSampler().sample(row.copy(), [sequence(temperature=0.0)]) == [SampledToken(40)]
+    drawn = {HostSampler().sample(row.copy(), [sequence(temperature=1.0, top_k=2, seed=seed)])[0] for seed in range(40)}
+    assert drawn == {SampledToken(40), SampledToken(41)}
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_fails_alone(poison: float) -> None:
+    logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+    logits[1, 20] = poison
+    first, failed, last = HostSampler().sample(logits, [sequence(temperature=0.0) for _ in range(3)])
+    assert failed == NOT_FINITE
+    assert isinstance(first, SampledToken) and isinstance(last, SampledToken)
