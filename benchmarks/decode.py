@@ -1,7 +1,10 @@
-"""Batched greedy decode beside `transformers`' generate, same prompts, both of its precisions, interleaved."""
+"""Batched greedy decode and prefill beside `transformers`, same prompts, both of its precisions, interleaved; each of our
+implementations of the ops is a contender."""
 
 import argparse
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import Figure, Result, Target, interleave, ratios
@@ -10,6 +13,7 @@ from benchmarks.models import smollm2_path
 from benchmarks.texts import prompts
 
 from headrace.engine.host.tokenizer import load_tokenizer
+from headrace.engine.ops.registry import OPS_NAMES
 
 
 def transformers_model(path: Path, dtype: str):  # type: ignore[no-untyped-def]
@@ -47,39 +51,60 @@ def transformers_tokens_per_second(model, batch: list[list[int]], *, max_tokens:
     return len(batch) * max_tokens / (time.perf_counter() - began)
 
 
+def prefill_tokens_per_second(engine: LocalEngine, prompt: list[int]) -> float:
+    began = time.perf_counter()
+    engine.generate([prompt], max_tokens=1)
+    return len(prompt) / (time.perf_counter() - began)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-runs", type=int, default=5)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--prompt-lengths", type=int, nargs="*", default=[512, 2000])
     parser.add_argument("--max-tokens", type=int, default=64)
     options = parser.parse_args()
     path = smollm2_path()
     tokenizer = load_tokenizer(path)
-    engine = LocalEngine(path, enable_prefix_caching=False)
+    engines = {name: LocalEngine(path, ops=name, enable_prefix_caching=False) for name in OPS_NAMES}
     models = {dtype: transformers_model(path, dtype) for dtype in ("bfloat16", "float32")}
     result = Result(
         "decode", f"Greedy decode, 32-token prompts, {options.max_tokens} tokens each, beside transformers generate"
     )
+    labels = {name: f"headrace {name} {engine.worker.dtype}" for name, engine in engines.items()}
     for size in options.batch_sizes:
         batch = prompts(tokenizer, [32] * size)
-        contenders = {"headrace": lambda batch=batch: timed_tokens_per_second(engine, batch, max_tokens=options.max_tokens)}
+        contenders: dict[str, Callable[[], float]] = {
+            labels[name]: partial(timed_tokens_per_second, engine, batch, max_tokens=options.max_tokens)
+            for name, engine in engines.items()
+        }
         for dtype, model in models.items():
-            contenders[f"transformers {dtype}"] = lambda model=model, batch=batch: transformers_tokens_per_second(
-                model, batch, max_tokens=options.max_tokens
+            contenders[f"transformers {dtype}"] = partial(
+                transformers_tokens_per_second, model, batch, max_tokens=options.max_tokens
             )
         runs = interleave(contenders, num_runs=options.num_runs)
-        for name, values in runs.items():
-            dtype_of = f" {engine.worker.dtype}" if name == "headrace" else ""
-            result.figures.append(Figure(f"{name}{dtype_of}, {size} at once", "tok/s", tuple(values)))
+        result.figures += [Figure(f"{name}, {size} at once", "tok/s", tuple(values)) for name, values in runs.items()]
         best = max(models, key=lambda dtype: sorted(runs[f"transformers {dtype}"])[options.num_runs // 2])
+        native = runs[labels["native"]]
         ratio = Figure(
-            f"headrace / transformers {best}, {size} at once", "x", ratios(runs["headrace"], runs[f"transformers {best}"])
+            f"headrace native / transformers {best}, {size} at once", "x", ratios(native, runs[f"transformers {best}"])
         )
-        result.figures.append(ratio)
+        result.figures += [
+            ratio,
+            Figure(f"headrace native / headrace torch, {size} at once", "x", ratios(native, runs[labels["torch"]])),
+        ]
         if size == 16:
             result.targets.append(Target("at least 2x transformers at 16 sequences", ratio.median, "x", ratio.median >= 2))
+    for length in options.prompt_lengths:
+        (prompt,) = prompts(tokenizer, [length])
+        runs = interleave(
+            {labels[name]: partial(prefill_tokens_per_second, engine, prompt) for name, engine in engines.items()},
+            num_runs=options.num_runs,
+        )
+        result.figures += [Figure(f"{name}, a prompt of {length}", "tok/s", tuple(values)) for name, values in runs.items()]
     result.save()
-    engine.close()
+    for engine in engines.values():
+        engine.close()
 
 
 if __name__ == "__main__":

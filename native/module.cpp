@@ -553,6 +553,7 @@ class Engine {
 
 NB_MODULE(_kernels, m) {
     using namespace headrace;
+    nb::set_leak_warnings(false);  // a process that ends while it serves is no leak
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });
     nb::class_<Tensor>(m, "Tensor")
         .def_prop_ro("shape", [](const Tensor& t) { return std::make_pair(t.rows, t.columns); })
