@@ -13,7 +13,6 @@ from headrace.engine.layers.checkpoint import TensorSource
 from headrace.engine.layers.forward_batch import ForwardBatch
 from headrace.engine.layers.rotary import Rotary
 from headrace.engine.models.decoder import Decoder
-from headrace.engine.ops.native.ops import NativeOps
 from headrace.engine.ops.protocol import KVLayer, Ops, SequenceSpan
 from headrace.engine.ops.torch.ops import TorchOps
 from headrace.engine.worker.kv_cache import KVCache
@@ -36,11 +35,7 @@ class PagedDecoder:
         num_threads: int = 1,
         ops: str = "torch",
     ) -> None:
-        self._ops: Ops = (
-            NativeOps(dtype=dtype, num_threads=num_threads)
-            if ops == "native"
-            else TorchOps(dtype=dtype, device="cpu", num_threads=num_threads)
-        )
+        self._ops = _make_ops(ops, dtype, num_threads)
         self._decoder = Decoder(self._ops, spec, source)
         self._cache = KVCache(self._ops, spec, num_blocks=num_blocks, block_size=block_size)
         for layer in self._cache.layers:
@@ -107,3 +102,11 @@ def _fill_with_noise(layer: KVLayer, seed: int) -> None:
         places = layer.array()
         noise = np.random.default_rng(seed).normal(scale=3.0, size=places.shape).astype(np.float32)
         places[:] = noise if places.dtype == np.float32 else noise.view(np.uint32) >> 16
+
+
+def _make_ops(name: str, dtype: str, num_threads: int) -> Ops:
+    if name == "torch":
+        return TorchOps(dtype=dtype, device="cpu", num_threads=num_threads)
+    from headrace.engine.ops.native.ops import NativeOps  # here, since not every machine has compiled it
+
+    return NativeOps(dtype=dtype, num_threads=num_threads)

@@ -13,6 +13,8 @@ from tests.cpu.paged_decoder import PagedDecoder
 from headrace.engine.host.tokenizer import load_tokenizer
 from headrace.engine.models.weights import Checkpoint, open_checkpoint
 
+pytest.importorskip("headrace.engine.ops.native._kernels", reason="the native kernels were not built here")
+
 TEXT = (
     "A headrace is the channel that brings water to a mill. Where the land is flat it runs for miles along the side of a "
     "valley, losing as little height as it can, so that at the wheel all of the fall is left to be used. Millers quarrelled "

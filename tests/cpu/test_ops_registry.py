@@ -10,6 +10,11 @@ from headrace.engine.ops.registry import OpsChoice, choose_ops
 AS_STORED = frozenset({"Q4_1", "Q8_0"})
 
 
+@pytest.fixture
+def kernels() -> None:
+    pytest.importorskip("headrace.engine.ops.native._kernels", reason="the native kernels were not built here")
+
+
 def choose(
     wanted: str = "auto",
     *,
@@ -21,12 +26,14 @@ def choose(
     return choose_ops(wanted, device=device, dtype=dtype, storages=storages, block_size=block_size)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_native_serves_quantised_checkpoints_that_it_keeps_as_stored() -> None:
     choice = choose()
     assert (choice.name, choice.remark) == ("native", "")
     assert choice.make(1).processor.startswith("native-")
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_format_without_a_kernel_goes_to_torch_and_says_so() -> None:
     choice = choose(storages=frozenset({"Q6_K", "Q4_1"}))
     assert (choice.name, choice.remark) == ("torch", "without the native kernels: they do not keep Q6_K as stored")
@@ -38,12 +45,14 @@ def test_who_names_a_dtype_gets_that_arithmetic_throughout() -> None:
     assert (choice.name, choice.remark, choice.make(1).dtype) == ("torch", "", "float32")
 
 
+@pytest.mark.usefixtures("kernels")
 def test_native_that_is_asked_for_holds_what_it_has_no_kernel_for_as_told() -> None:
     choice = choose("native", dtype="bfloat16", storages=frozenset({"Q6_K", "F16", "Q4_1"}))
     assert (choice.name, choice.remark) == ("native", "F16, Q6_K held as bfloat16")
     assert choice.make(1).dtype == "bfloat16"
 
 
+@pytest.mark.usefixtures("kernels")
 def test_blocks_that_are_no_whole_pages_go_to_torch_unless_native_is_asked_for() -> None:
     assert choose(block_size=8).name == "torch"
     assert "multiple of 16, not 8" in choose(block_size=8).remark
