@@ -149,9 +149,11 @@ class EngineLoop:
         now = self._clock.now()
         updates: list[RequestUpdate] = []
         wants_stats = self._take_messages(now, updates)
-        self._take_results(now, updates)
+        num_results = self._take_results(now, updates)
         self._plan_steps(now)
-        self._report(updates, wants_stats)
+        # The last step of a busy time may change no answer and still give blocks back: that is told too.
+        goes_idle = num_results > 0 and not updates and self._core.is_idle
+        self._report(updates, wants_stats or goes_idle)
         if self._recorder is not None:
             self._recorder.flush()
 
@@ -207,8 +209,11 @@ class EngineLoop:
 
     # What the executor did
 
-    def _take_results(self, now: Nanos, updates: list[RequestUpdate]) -> None:
+    def _take_results(self, now: Nanos, updates: list[RequestUpdate]) -> int:
+        """Returns how many there were."""
+        num_results = 0
         while self._completed:
+            num_results += 1
             result = self._completed.popleft()
             if isinstance(result, BaseException):
                 raise result
@@ -216,6 +221,7 @@ class EngineLoop:
             plan = self._in_flight.pop(result.step_id)
             self._record(Finished(now, result))
             self._collect(self._core.finish_step(plan, result, now), updates)
+        return num_results
 
     def _collect(self, news: list[RequestUpdate], updates: list[RequestUpdate]) -> None:
         updates.extend(news)
