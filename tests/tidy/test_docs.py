@@ -1,5 +1,6 @@
 """What documents point at exists: links, anchors, files, tests, commands. Knows how they are written, not what they say."""
 
+import argparse
 import ast
 import re
 import shlex
@@ -112,16 +113,29 @@ def _commands(text: str) -> Iterator[list[str]]:
             yield [word for word in words[1:] if word != "&"]
 
 
+def test_options_that_the_readme_names_exist() -> None:
+    known = {spelling for parser in _commands_by_name().values() for spelling in parser._option_string_actions}
+    named = {name for code in _CODE.findall((ROOT / "README.md").read_text()) for name in re.findall(r"--[a-z][\w-]*", code)}
+    assert named
+    assert named <= known
+
+
 def test_every_command_and_every_option_has_help() -> None:
+    commands = _commands_by_name()
+    assert commands
+    for name, parser in commands.items():
+        assert parser.description, f"headrace {name}"
+    silent = [f"headrace {name} {a.dest}" for name, parser in commands.items() for a in parser._actions if not a.help]
+    assert not silent
+
+
+@cache
+def _commands_by_name() -> dict[str, argparse.ArgumentParser]:
     commands = Parser(prog="headrace").add_subparsers()
     for add_parser in command_line._COMMANDS.values():
         add_parser(commands)
-    assert len(commands.choices) == len(commands._choices_actions), "a command is not listed"
-    silent = [f"headrace {action.dest}" for action in commands._choices_actions if not action.help]
-    for name, parser in commands.choices.items():
-        assert parser.description, f"headrace {name}"
-        silent += [f"headrace {name} {action.dest}" for action in parser._actions if not action.help]
-    assert not silent
+    assert [action.dest for action in commands._choices_actions if action.help] == [*commands.choices], "one has no help"
+    return dict(commands.choices)
 
 
 def test_the_changelog_begins_with_what_is_not_released() -> None:

@@ -77,9 +77,15 @@ async def serve_http(
         listener.close()
 
 
+def check_address(host: str, port: int) -> None:
+    """Raises ConfigurationError where nobody could listen there now: sooner than after loading a model."""
+    _bind(host, port).close()
+
+
 @contextlib.contextmanager
-def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """While this lasts, Ctrl-C and SIGTERM set `stop`; a second one ends the process as if nobody listened."""
+def stop_on_signals(stop: asyncio.Event, *, on_second: Callable[[], None] | None = None) -> Iterator[None]:
+    """While this lasts, Ctrl-C and SIGTERM set `stop`; a second one calls `on_second`, or ends the process as if nobody
+    listened."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
 
@@ -90,6 +96,9 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
     def first() -> None:
         stop.set()
         remove()
+        if on_second is not None:
+            for number in signals:
+                loop.add_signal_handler(number, on_second)
 
     for number in signals:
         loop.add_signal_handler(number, first)

@@ -85,6 +85,14 @@ def test_a_long_prompt_beside_others_is_cut_into_chunks_that_let_short_ones_pass
     assert engine.step() == {"long": 16, "short": 1}, "the short one decodes while the long one is still being read"
 
 
+def test_many_long_prompts_share_one_chunk_so_that_short_ones_pass_all_of_them() -> None:
+    engine = Engine(max_num_batched_tokens=32, max_tokens_per_prompt_chunk=16)
+    engine.add(request("long", 40), request("longer", 60), request("longest", 80), request("short", 10))
+    assert engine.step() == {"long": 16, "short": 10}
+    assert engine.step() == {"long": 16, "short": 1}
+    assert engine.step() == {"long": 8, "short": 1, "longer": 16}, "what is left of the first is short now"
+
+
 def test_a_long_prompt_that_goes_first_leaves_a_token_of_the_budget_for_each_one_behind_it() -> None:
     engine = Engine(max_num_batched_tokens=10, max_tokens_per_prompt_chunk=400, policy=SchedulingPolicy.PRIORITY)
     fill(engine, "a", "b", "c", num_tokens=3)

@@ -1,8 +1,8 @@
 """A client's JSON Schema made ready for a grammar library: what the library would not enforce exactly is put exactly, or
 refused by name.
 
-Knows the keywords of draft 2020-12 and of the drafts before it, and the departures of llguidance from them that were found by
-the public test suite (benchmarks/json_schema_suite.py). llguidance itself refuses the keywords that it does not implement.
+Knows the keywords of draft 2020-12 and of the drafts before it, and the departures of llguidance from them that the public
+test suite shows (benchmarks/json_schema_suite.py). llguidance itself refuses the keywords that it does not implement.
 """
 
 import json
@@ -64,9 +64,7 @@ def read_json_schema(wanted: StructuredOutput) -> str:
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{wanted.field} is not valid JSON: {error}", param=wanted.field) from None
     if not isinstance(schema, dict | bool):
-        raise InvalidRequestError(
-            f"{wanted.field} must be a JSON Schema: an object, or true or false", param=wanted.field
-        )
+        raise InvalidRequestError(f"{wanted.field} must be a JSON Schema: an object, or true or false", param=wanted.field)
     return json.dumps(_Reader(wanted).read(schema, "", 0), ensure_ascii=False)
 
 
@@ -120,7 +118,11 @@ class _Reader:
         least = schema.get("minProperties")
         required = schema.get("required")
         num_required = len(set(required)) if isinstance(required, list) else 0
-        if isinstance(least, int | float) and least > max(num_required, 1) and schema.get("additionalProperties") is not False:
+        if (
+            isinstance(least, int | float)
+            and least > max(num_required, 1)
+            and schema.get("additionalProperties") is not False
+        ):
             # The same further name could be written twice, which makes one property.
             self._refuse("minProperties", path, "above 1 it is enforced only where the properties are all named in required")
 

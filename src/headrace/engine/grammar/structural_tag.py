@@ -1,7 +1,7 @@
 """Structural tags, free text in which some tags have a form, rewritten in Lark's notation as llguidance reads it.
 
-Knows both shapes that clients send: `{"structures": [{"begin", "schema", "end"}], "triggers": []}`, and `{"type":
-"structural_tag", "format": {…}}`, XGrammar's own, with the formats that have a meaning over text. Others are refused by name.
+Knows both shapes that clients send: `{"structures": [{"begin", "schema", "end"}], "triggers": []}`, and XGrammar's own,
+`{"type": "structural_tag", "format": {…}}`, with those formats that have a meaning over text. Others are refused by name.
 """
 
 import json
@@ -72,7 +72,7 @@ class _Writer:
             "optional": lambda one, at, deep: f"({self._format(one.get('content'), f'{at}.content', deep)})?",
             "plus": lambda one, at, deep: f"({self._format(one.get('content'), f'{at}.content', deep)})+",
             "star": lambda one, at, deep: f"({self._format(one.get('content'), f'{at}.content', deep)})*",
-            "tag": lambda one, at, deep: self._tag(one, at, deep),
+            "tag": self._tag,
             "triggered_tags": self._triggered_tags,
             "tags_with_separator": self._tags_with_separator,
         }
@@ -102,7 +102,7 @@ class _Writer:
         self._rules.append(gbnf_to_lark(self._string(one, "grammar", path), self._wanted.field, start=name))
         return name
 
-    def _tag(self, one: Mapping[str, Any], path: str, depth: int, *, begun: str = "") -> str:
+    def _tag(self, one: Mapping[str, Any], path: str, depth: int, begun: str = "") -> str:
         """`begun`: the part of its beginning that has been written already."""
         begin = self._string(one, "begin", path)
         ends = one.get("end")
@@ -138,7 +138,7 @@ class _Writer:
             trigger = max((t for t in triggers if t and begin.startswith(t)), key=len, default=None)
             if trigger is None:
                 raise self._wrong(at, "its begin starts with none of the triggers")
-            tags.append(f"{self._text_until(trigger, {}, at)} {self._tag(tag, at, depth, begun=trigger)}")
+            tags.append(f"{self._text_until(trigger, {}, at)} {self._tag(tag, at, depth, trigger)}")
         if not tags:
             raise self._wrong(f"{path}.tags", "it must hold at least one tag")
         name = self._name()

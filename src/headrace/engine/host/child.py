@@ -102,6 +102,7 @@ class EngineChild:
         """At once, without a word. It holds nothing that would be lost."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     # What comes from it
 

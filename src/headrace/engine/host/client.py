@@ -81,6 +81,7 @@ class EngineClient:
         self._child: EngineChild | None = None
         self._tokenizer: Tokenizer | None = None
         self._facts: EngineFacts | None = None
+        self._kv_bytes = 0
         self._startup_seconds: dict[str, float] = {}
         self._ready: asyncio.Future[EngineReady] | None = None
         self._inboxes: dict[RequestId, _Inbox] = {}
@@ -122,6 +123,21 @@ class EngineClient:
         """Of the engine process."""
         assert self._child is not None, "start() comes first"
         return self._child.pid
+
+    def kill(self) -> None:
+        """Ends the engine process at once, for a process that is about to end itself."""
+        if self._child is not None:
+            self._child.kill()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the engine died and will not come back."""
+        return self._gone is not None and self._gone.done()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV cache."""
+        return self._kv_bytes
 
     @property
     def facts(self) -> EngineFacts:
@@ -258,6 +274,7 @@ class EngineClient:
             startup_seconds=dict(self._startup_seconds),
             default_sampling=sampling_defaults(Path(self._config.model_path)),
         )
+        self._kv_bytes = ready.kv_bytes
         self._watch.restart()
         self._condition, self._reason = Condition.READY, ""
 

@@ -3,8 +3,8 @@
 Knows the order of a turn and when to wait. Decides nothing: what is computed is the mind's business, how is the
 executor's.
 
-One turn: read the clock once; take in what clients sent, in order, and requests whose form is ready; take in what the executor finished, in order of
-steps; let the mind plan until it gives no more plans; send one message with all that changed. The loop then sleeps
+One turn: read the clock once; take in what clients sent, in order, and requests whose form is ready by now; take in what
+the executor finished, in order of steps; let the mind plan until it gives no more plans; send one message with all that changed. The loop then sleeps
 until a client or the executor rings, so a turn happens only where there is something new. Several steps may be in
 flight, and the mind counts them.
 """
@@ -164,9 +164,11 @@ class EngineLoop:
         updates: list[RequestUpdate] = []
         wants_stats = self._take_messages(now, updates)
         self._take_compiled(now)
-        self._take_results(now, updates)
+        num_results = self._take_results(now, updates)
         self._plan_steps(now)
-        self._report(updates, wants_stats)
+        # The last step of a busy time may change no answer and still give blocks back: that is told too.
+        goes_idle = num_results > 0 and not updates and self._core.is_idle
+        self._report(updates, wants_stats or goes_idle)
         if self._recorder is not None:
             self._recorder.flush()
 
@@ -255,8 +257,11 @@ class EngineLoop:
 
     # What the executor did
 
-    def _take_results(self, now: Nanos, updates: list[RequestUpdate]) -> None:
+    def _take_results(self, now: Nanos, updates: list[RequestUpdate]) -> int:
+        """Returns how many there were."""
+        num_results = 0
         while self._completed:
+            num_results += 1
             result = self._completed.popleft()
             if isinstance(result, BaseException):
                 raise result
@@ -264,6 +269,7 @@ class EngineLoop:
             plan = self._in_flight.pop(result.step_id)
             self._record(Finished(now, result))
             self._collect(self._core.finish_step(plan, result, now), updates)
+        return num_results
 
     def _collect(self, news: list[RequestUpdate], updates: list[RequestUpdate]) -> None:
         updates.extend(news)

@@ -1,4 +1,7 @@
-"""Grouped-query attention (Ainslie et al., 2023) over the paged KV cache. Knows its projections and its layer's variations."""
+"""Grouped-query attention (Ainslie et al., 2023) over the paged KV cache.
+
+Knows its projections and how its layer varies. Does not know blocks or sequences.
+"""
 
 from headrace.engine.layers.checkpoint import TensorSource
 from headrace.engine.layers.forward_batch import ForwardBatch

@@ -1,4 +1,7 @@
-"""Projections: which tensors of a checkpoint one matrix product uses. Knows names and biases; does not know what they are for."""
+"""Projections: which tensors of a checkpoint one matrix product uses.
+
+Knows names and biases. Does not know what they are for.
+"""
 
 from collections.abc import Sequence
 

@@ -44,7 +44,7 @@ def _plain(theta: float, dim: int) -> tuple[float, ...]:
 
 
 def _dynamic(rope: RopeSpec, max_model_len: int) -> RotaryFrequencies:
-    """Dynamic NTK (bloc97 and emozilla, 2023): a larger theta, such that the slowest pair is interpolated and the fastest kept."""
+    """Dynamic NTK (bloc97 and emozilla, 2023): a larger theta interpolates slow pairs, keeps fast ones."""
     trained, dim = rope.max_position, rope.rotary_dim
     length = max(max_model_len, trained)
     stretch = rope.factor * length / trained - (rope.factor - 1)
@@ -120,8 +120,9 @@ class Rotary:
     def __init__(self, ops: Ops, rope: RopeSpec, *, max_model_len: int) -> None:
         rotary = rotary_frequencies(rope, max_model_len=max_model_len)
         self._ops = ops
-        self._frequencies = ops.frequencies(rotary.inverse_frequencies)
-        self._attention_factor = rotary.attention_factor
+        self._table = ops.rope_table(
+            rotary.inverse_frequencies, attention_factor=rotary.attention_factor, num_positions=max_model_len
+        )
 
     def __call__(self, placement: Placement) -> Rotation:
-        return self._ops.rotation(self._frequencies, placement, attention_factor=self._attention_factor)
+        return self._ops.rotation(self._table, placement)

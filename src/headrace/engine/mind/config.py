@@ -28,7 +28,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     """Most sequences that run at once; at most the token budget, so that each can advance in every step."""
     max_tokens_per_prompt_chunk: int = 512
-    """Most tokens of one sequence in one step while others want tokens too; a sequence alone takes the whole budget."""
+    """While others want tokens too: most tokens of one step for prompts that have more than this to compute, all of them
+    together; the rest of the budget is for shorter ones and for decoding. A sequence alone takes the whole budget."""
     policy: SchedulingPolicy = SchedulingPolicy.FCFS
     """Who goes first."""
     max_bypasses: int = 64

@@ -27,6 +27,7 @@ class _Verdict(Enum):
     ADMIT = "admit"
     NO_BLOCKS = "no blocks"
     PREFIX_BEING_COMPUTED = "prefix being computed"
+    LONG_SHARE_USED_UP = "long share used up"
 
 
 @dataclass(slots=True)
@@ -35,8 +36,10 @@ class _OpenStep:
 
     now: Nanos
     budget: int
-    chunk_limit: int
-    """Most tokens of one sequence."""
+    long_from: int
+    """A sequence that wants more tokens than this is a long one."""
+    long_share: int
+    """Tokens left for long ones, all together, first come first: what keeps short ones from waiting behind them."""
     entries: list[ScheduledSequence] = field(default_factory=list)
     new_sequences: list[NewSequence] = field(default_factory=list)
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
@@ -93,11 +96,12 @@ class Scheduler:
     def _open_step(self, now: Nanos) -> _OpenStep:
         config = self.config
         is_contended = len(self.running) + len(self.waiting) > 1
-        chunk_limit = config.max_tokens_per_prompt_chunk if is_contended else config.max_num_batched_tokens
-        return _OpenStep(now=now, budget=config.max_num_batched_tokens, chunk_limit=chunk_limit)
+        share = config.max_tokens_per_prompt_chunk if is_contended else config.max_num_batched_tokens
+        return _OpenStep(now=now, budget=config.max_num_batched_tokens, long_from=share, long_share=share)
 
     def _continue_running(self, step: _OpenStep) -> None:
-        """Lets the running catch up, first come first; each leaves at least one token for every one behind it."""
+        """Lets the running catch up, first come first; each leaves at least one token for every one behind it. Only long
+        ones whose share is used up wait for the next step."""
         index = 0
         while index < len(self.running):  # preemption shortens the list behind the index
             sequence = self.running[index]
@@ -106,7 +110,9 @@ class Scheduler:
             if num_wanted <= 0:
                 continue
             num_behind = len(self.running) - index
-            num_allowed = min(num_wanted, step.chunk_limit, step.budget - num_behind)
+            num_allowed = self._num_allowed(step, num_wanted, step.budget - num_behind)
+            if num_allowed == 0:
+                continue
             num_tokens = self.kv.num_tokens_that_fit(sequence, num_allowed)
             while num_tokens == 0 and self._preempt_behind(index, step):
                 num_tokens = self.kv.num_tokens_that_fit(sequence, num_allowed)
@@ -124,7 +130,7 @@ class Scheduler:
         head: SequenceState | None = None  # the first that waits for blocks
         num_skipped = 0
         for sequence in self.waiting:
-            verdict, beginning = self._judge(sequence, num_reserved)
+            verdict, beginning = self._judge(step, sequence, num_reserved)
             if verdict is _Verdict.ADMIT:
                 if head is not None:
                     head.num_bypasses += 1
@@ -160,8 +166,16 @@ class Scheduler:
 
     # Parts of the phases
 
+    @staticmethod
+    def _num_allowed(step: _OpenStep, num_wanted: int, num_left: int) -> int:
+        """How many of the tokens that a sequence wants it may have now."""
+        return min(num_wanted, num_left) if num_wanted <= step.long_from else min(step.long_share, num_left)
+
     def _schedule(self, step: _OpenStep, sequence: SequenceState, num_tokens: int, growth: Growth) -> None:
-        samples = num_tokens == sequence.num_wanted_tokens
+        num_wanted = sequence.num_wanted_tokens
+        samples = num_tokens == num_wanted
+        if num_wanted > step.long_from:
+            step.long_share -= num_tokens
         step.entries.append(
             ScheduledSequence(
                 sequence.sequence_id,
@@ -180,13 +194,15 @@ class Scheduler:
         if samples:
             sequence.num_pending_tokens += 1
 
-    def _judge(self, sequence: SequenceState, num_reserved: int) -> tuple[_Verdict, Beginning]:
+    def _judge(self, step: _OpenStep, sequence: SequenceState, num_reserved: int) -> tuple[_Verdict, Beginning]:
         beginning = Beginning([], 0)
         if sequence.needs_prompt_of_leader:
             return _Verdict.PREFIX_BEING_COMPUTED, beginning
         beginning = self.kv.find_beginning(sequence)
         if self.kv.is_next_block_being_computed(sequence, beginning):
             return _Verdict.PREFIX_BEING_COMPUTED, beginning
+        if self._num_allowed(step, len(sequence.token_ids) - beginning.num_tokens, step.budget) == 0:
+            return _Verdict.LONG_SHARE_USED_UP, beginning
         num_needed = self.kv.num_blocks_to_begin(sequence, beginning)
         if num_needed + num_reserved > self.kv.pool.num_available:
             return _Verdict.NO_BLOCKS, beginning
@@ -200,7 +216,7 @@ class Scheduler:
         if sequence.scheduled is None:
             sequence.scheduled = step.now
             sequence.num_cached_tokens = beginning.num_tokens
-        num_tokens = min(sequence.num_wanted_tokens, step.chunk_limit, step.budget)
+        num_tokens = self._num_allowed(step, sequence.num_wanted_tokens, step.budget)
         growth = self.kv.grow(sequence, num_tokens)
         step.new_sequences.append(
             NewSequence(

@@ -28,7 +28,7 @@ class Decoder:
         self._head = LogitsHead(ops, spec, source)
 
     def __call__(self, batch: ForwardBatch, kv: Sequence[KVLayer]) -> Tensor:
-        """Writes the step's keys and values to `kv`; returns float32 logits of `batch.logit_rows`: [num_rows, vocab_size]."""
+        """Writes the step's keys and values to `kv`; gives the logits of `batch.logit_rows`: [num_rows, vocab_size]."""
         residual = self._embedding(batch.token_ids)  # [num_tokens, hidden_size]
         for layer, layer_kv in zip(self._layers, kv, strict=True):
             residual = layer(residual, batch, layer_kv)

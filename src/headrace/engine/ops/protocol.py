@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from headrace.engine.ops.host_tensor import HostTensor
+from headrace.specs.model import Activation
 
 Tensor: TypeAlias = Any
 """Numbers on the device. Opaque: only the implementation that made it looks inside."""
@@ -71,7 +72,11 @@ class SequenceSpan:
 
 
 class Ops(Protocol):
-    """One implementation on one device in one dtype."""
+    """One implementation on one device in one dtype.
+
+    On the CPU a row's bits depend on its own sequence alone: not on which other rows are computed with it, nor on how its
+    sequence was cut into steps. The same request then gets the same tokens whatever runs beside it.
+    """
 
     @property
     def processor(self) -> str:
@@ -109,8 +114,11 @@ class Ops(Protocol):
         """[vocab_size, hidden_size], for `embed`."""
         ...
 
-    def frequencies(self, values: Sequence[float]) -> Tensor:
-        """Rotary frequencies in radians per position, in float32: [rotary_dim / 2]."""
+    def rope_table(self, frequencies: Sequence[float], *, attention_factor: float, num_positions: int) -> Tensor:
+        """cos and sin of `position * frequency`, times `attention_factor`, in float32, for positions below `num_positions`.
+
+        `frequencies`: [rotary_dim / 2], in radians per position.
+        """
         ...
 
     def allocate_kv(self, shape: AttentionShape, *, num_blocks: int, block_size: int) -> KVLayer:
@@ -132,11 +140,14 @@ class Ops(Protocol):
         ...
 
     def place(self, spans: Sequence[SequenceSpan], *, block_size: int, windows: Sequence[int | None]) -> Placement:
-        """Lays the step out; spans of one token come first. `windows`: the distinct windows of the model's layers."""
+        """Lays the step out. `windows`: the distinct windows of the model's layers.
+
+        Spans of one token come first, the longest of them at the front: neighbours of like length share padding.
+        """
         ...
 
-    def rotation(self, frequencies: Tensor, placement: Placement, *, attention_factor: float) -> Rotation:
-        """cos and sin of `position * frequency`, times `attention_factor`, in float32, for every row of the step."""
+    def rotation(self, table: Tensor, placement: Placement) -> Rotation:
+        """The table's rows at the step's positions."""
         ...
 
     # Computing
@@ -150,22 +161,15 @@ class Ops(Protocol):
         ...
 
     def linear(self, x: Tensor, weight: Weight, *, add_to: Tensor | None = None) -> Tensor:
-        """x @ weight^T + bias (+ add_to), accumulated in float32: [num_tokens, num_out].
-
-        A row's result does not depend on which other rows are computed with it.
-        """
+        """x @ weight^T + bias (+ add_to), accumulated in float32: [num_tokens, num_out]."""
         ...
 
     def add(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
         """x + scale * y."""
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[num_tokens, 2 * size] -> silu(first half) * second half."""
-        ...
-
-    def gelu_mul(self, gate_up: Tensor, *, tanh: bool) -> Tensor:
-        """The same with GELU; `tanh` asks for its tanh approximation."""
+    def gated_linear(self, x: Tensor, gate: Weight, up: Weight, activation: Activation) -> Tensor:
+        """activation(linear(x, gate)) * linear(x, up): [num_tokens, num_out]."""
         ...
 
     def rope_and_cache(
@@ -188,8 +192,7 @@ class Ops(Protocol):
     def attention(self, q: Tensor, kv: KVLayer, placement: Placement, shape: AttentionShape) -> Tensor:
         """Causal attention of every row over its own sequence's cache, this step's tokens included.
 
-        q: what `rope_and_cache` returned. Result: [num_tokens, num_heads * head_dim]. A row's result does not depend on
-        which other rows are computed with it, nor on how its sequence was cut into steps.
+        q: what `rope_and_cache` returned. Result: [num_tokens, num_heads * head_dim].
         """
         ...
 

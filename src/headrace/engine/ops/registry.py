@@ -1,4 +1,7 @@
-"""Which implementation of the ops serves which device and dtype, and why. Knows names; imports an implementation only when asked."""
+"""Which implementation of the ops serves which device and dtype, and why.
+
+Knows names; imports an implementation only when it is asked for.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

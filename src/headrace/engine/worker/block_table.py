@@ -1,4 +1,7 @@
-"""BlockTable: one sequence's block ids on the worker's side. Knows ids; does not know tokens, tensors or why they were given."""
+"""BlockTable: one sequence's block ids on the worker's side.
+
+Knows ids. Does not know tokens, tensors or why the blocks were given.
+"""
 
 from collections.abc import Sequence
 

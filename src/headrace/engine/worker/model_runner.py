@@ -11,7 +11,7 @@ from headrace.engine.layers.forward_batch import ForwardBatch
 from headrace.engine.layers.rotary import Rotary
 from headrace.engine.mind.step import SampledToken, ScheduledSequence, StepPlan, StepResult
 from headrace.engine.models.decoder import Decoder
-from headrace.engine.ops.protocol import Ops, SequenceSpan
+from headrace.engine.ops.protocol import Ops, SequenceSpan, Tensor
 from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.kv_cache import KVCache
 from headrace.engine.worker.running_sequence import RunningSequence
@@ -65,9 +65,9 @@ class ModelRunner:
     # The step's tensors
 
     def _order(self, scheduled: Sequence[ScheduledSequence]) -> list[int]:
-        """Entries that compute something, those of one token first, as the ops want them."""
+        """Entries that compute something, in the order that the ops want."""
         live = [i for i, entry in enumerate(scheduled) if not self._sequences[entry.sequence_id].failure]
-        return sorted(live, key=lambda i: scheduled[i].num_tokens > 1)  # stable: otherwise the plan's order
+        return sorted(live, key=lambda i: _place_in_step(scheduled[i]))  # stable: otherwise the plan's order
 
     def _forward_batch(self, plan: StepPlan, computed: Sequence[int]) -> ForwardBatch:
         token_ids: list[int] = []
@@ -93,7 +93,7 @@ class ModelRunner:
 
     # The step's outcome
 
-    def _sample(self, plan: StepPlan, sampling: Sequence[int], logits: object, sampled: list[SampledToken | None]) -> None:
+    def _sample(self, plan: StepPlan, sampling: Sequence[int], logits: Tensor, sampled: list[SampledToken | None]) -> None:
         sequences = [self._sequences[plan.scheduled[i].sequence_id] for i in sampling]
         if not sequences:
             return
@@ -122,3 +122,8 @@ class ModelRunner:
     def _failures(self, plan: StepPlan) -> tuple[tuple[SequenceId, str], ...]:
         ids = dict.fromkeys(entry.sequence_id for entry in plan.scheduled)
         return tuple((i, self._sequences[i].failure) for i in ids if self._sequences[i].failure)
+
+
+def _place_in_step(entry: ScheduledSequence) -> tuple[bool, int]:
+    """Those of one token first, the longest of them at the front."""
+    return (True, 0) if entry.num_tokens > 1 else (False, -entry.num_computed_tokens)

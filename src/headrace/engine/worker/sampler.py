@@ -24,6 +24,9 @@ from headrace.engine.worker.running_sequence import RunningSequence
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_LEFT = "the request's conditions together allow no token of the model here"
 
+_PLACE_WIDTH = 256
+"""Tokens of the vocabulary that are looked at together, as far as it divides the vocabulary's size."""
+
 _SORTED_AT_FIRST = 256
 """Most probable tokens that are sorted before it is known whether top_p needs more: nearly always enough."""
 
@@ -51,7 +54,11 @@ class Sampler:
         tokens = _choose(logits, sequences)
         return [
             problems[row]
-            or (SampledToken(token, _logprobs(raw[row], token, sequences[row].sampling)) if row in raw else SampledToken(token))
+            or (
+                SampledToken(token, _logprobs(raw[row], token, sequences[row].sampling))
+                if row in raw
+                else SampledToken(token)
+            )
             for row, token in enumerate(tokens)
         ]
 
@@ -116,92 +123,133 @@ def _ban_ending(row: torch.Tensor, sequence: RunningSequence) -> None:
 
 
 def _choose(logits: torch.Tensor, sequences: Sequence[RunningSequence]) -> list[int]:
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    tokens = [0] * len(sequences)
     drawn = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
+    if len(drawn) < len(sequences):
+        tokens = _most_probable(logits)
     if drawn:
-        some = logits if len(drawn) == len(sequences) else logits[torch.tensor(drawn, device=logits.device)]
+        some = _rows(logits, drawn)
         for row, token in zip(drawn, _draw(some, [sequences[row] for row in drawn]), strict=True):
             tokens[row] = token
     return tokens
 
 
+def _rows(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    return x if len(rows) == x.shape[0] else x[torch.tensor(rows, device=x.device)]
+
+
+def _most_probable(logits: torch.Tensor) -> list[int]:
+    """The first place of each row's maximum."""
+    places = _places_of_vocabulary(logits)
+    # In two stages: finding a maximum is vectorised, finding its place is not.
+    place = places.amax(dim=-1).argmax(dim=-1)  # [num_rows]
+    within = _take(places, place).argmax(dim=-1)
+    tokens: list[int] = (place * places.shape[-1] + within).tolist()
+    return tokens
+
+
 def _draw(logits: torch.Tensor, sequences: Sequence[RunningSequence]) -> list[int]:
-    """logits: [num_rows, vocab_size], used up."""
-    temperatures = torch.tensor([s.sampling.temperature for s in sequences], dtype=logits.dtype, device=logits.device)
-    scaled = logits.div_(temperatures[:, None])
-    scaled.sub_(scaled.amax(dim=-1, keepdim=True))  # the best is 0: min_p becomes a plain comparison
-    _filter(scaled, [s.sampling for s in sequences])
-    weights = scaled.exp_()
-    cumulated = torch.cumsum(weights, dim=-1, dtype=torch.float64)
+    """One token per row, by inverse transform over what the filters leave, in order of token id. Uses `logits` up."""
+    samplings = [sequence.sampling for sequence in sequences]
+    temperatures = torch.tensor([s.temperature for s in samplings], dtype=logits.dtype, device=logits.device)
+    # The maximum goes first: however small the temperature, the best is 0 and nothing is NaN.
+    scaled = logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperatures[:, None])
+    probabilities = torch.softmax(scaled, dim=-1)
+    _keep_top(probabilities, samplings)
+    _keep_min_p(probabilities, samplings)
     draws = [uniform(s.sampling.seed, s.sample_index, len(s.token_ids)) for s in sequences]
-    targets = torch.tensor(draws, dtype=torch.float64, device=logits.device) * cumulated[:, -1]
-    # The first token whose cumulated weight exceeds the target: never one of weight 0.
-    chosen: list[int] = torch.searchsorted(cumulated, targets[:, None], right=True).squeeze(1).tolist()
-    return [min(token, logits.shape[-1] - 1) for token in chosen]  # rows that are not finite find no place
+    return _inverse_transform(probabilities, torch.tensor(draws, dtype=torch.float64, device=logits.device))
 
 
-def _filter(scaled: torch.Tensor, samplings: Sequence[SamplingParams]) -> None:
-    """Sets what top_k, top_p and min_p leave out to -inf, in place. scaled: [num_rows, vocab_size], the best at 0."""
-    vocab_size = scaled.shape[-1]
-    sorting = [row for row, s in enumerate(samplings) if 0 < s.top_k < vocab_size or s.top_p < 1.0]
-    kept = _num_kept(scaled, sorting, samplings)
-    for row, sampling in enumerate(samplings):
-        if row in kept:
-            num_kept, least = kept[row]
-            _keep(scaled[row], num_kept, least)
-        if sampling.min_p > 0.0:
-            scaled[row].masked_fill_(scaled[row] < math.log(sampling.min_p), -math.inf)
+def _keep_min_p(probabilities: torch.Tensor, samplings: Sequence[SamplingParams]) -> None:
+    """Sets what is less than min_p times as probable as the best to 0, in place."""
+    if any(s.min_p > 0.0 for s in samplings):
+        min_p = torch.tensor([s.min_p for s in samplings], dtype=probabilities.dtype, device=probabilities.device)
+        least = probabilities.amax(dim=-1) * min_p
+        probabilities.masked_fill_(probabilities < least[:, None], 0.0)
 
 
-def _num_kept(
-    scaled: torch.Tensor, rows: Sequence[int], samplings: Sequence[SamplingParams]
-) -> dict[int, tuple[int, float]]:
-    """Row -> how many tokens top_k and top_p keep, and the least of their values."""
-    kept: dict[int, tuple[int, float]] = {}
-    vocab_size = scaled.shape[-1]
+def _keep_top(probabilities: torch.Tensor, samplings: Sequence[SamplingParams]) -> None:
+    """Sets what top_k and top_p leave out to 0, in place; among equally probable tokens the lowest ids stay."""
+    vocab_size = probabilities.shape[-1]
+    limited = [row for row, s in enumerate(samplings) if 0 < s.top_k < vocab_size or s.top_p < 1.0]
     num_sorted = min(vocab_size, _SORTED_AT_FIRST)
-    pending = list(rows)
-    while pending:
-        values = scaled[torch.tensor(pending, device=scaled.device)].topk(num_sorted, dim=-1).values  # descending
+    while limited:
+        sorted_ = _rows(probabilities, limited).topk(num_sorted, dim=-1).values  # descending
+        cumulated = sorted_.cumsum(dim=-1, dtype=torch.float64)
         unsettled = []
-        for row, row_values in zip(pending, values, strict=True):
-            num_kept = _num_kept_of(scaled[row], row_values, samplings[row])
+        for i, row in enumerate(limited):
+            num_kept = _num_kept(cumulated[i], samplings[row], vocab_size)
             if num_kept is None:
                 unsettled.append(row)
             else:
-                kept[row] = (num_kept, float(row_values[num_kept - 1]))
-        pending = unsettled
+                _keep(probabilities[row], num_kept, sorted_[i, num_kept - 1])
+        limited = unsettled
         num_sorted = min(vocab_size, num_sorted * 8)
-    return kept
 
 
-def _num_kept_of(scaled: torch.Tensor, descending: torch.Tensor, sampling: SamplingParams) -> int | None:
-    """How many of the most probable tokens one row keeps; None if more of them must be sorted to know."""
-    vocab_size, num_sorted = scaled.shape[0], descending.shape[0]
+def _num_kept(cumulated: torch.Tensor, sampling: SamplingParams, vocab_size: int) -> int | None:
+    """How many of the most probable tokens one row keeps; None if more of them must be sorted to know.
+
+    cumulated: of the most probable tokens' probabilities, descending.
+    """
+    num_sorted = cumulated.shape[0]
     top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
+    if top_k > num_sorted and sampling.top_p >= 1.0:
+        return None
+    considered = cumulated[:top_k]
     if sampling.top_p >= 1.0:
-        return top_k if top_k <= num_sorted else None
-    considered = descending[: min(top_k, num_sorted)]
-    cumulated = considered.exp().cumsum(0, dtype=torch.float64)
-    if top_k <= num_sorted:
-        total = cumulated[-1]
-    else:
-        total = scaled.exp().sum(dtype=torch.float64)
-    num_kept = int(torch.searchsorted(cumulated, sampling.top_p * total)) + 1
-    if num_kept <= len(considered):
+        return top_k
+    total = float(considered[-1]) if top_k <= num_sorted else 1.0  # top_p's share is of what top_k left
+    num_kept = int(torch.searchsorted(considered, sampling.top_p * total)) + 1
+    if num_kept <= considered.shape[0]:
         return num_kept
-    return len(considered) if len(considered) in (top_k, vocab_size) else None
+    return considered.shape[0] if num_sorted in (top_k, vocab_size) else None
 
 
-def _keep(row: torch.Tensor, num_kept: int, least: float) -> None:
-    """Keeps the `num_kept` greatest of a row, in place, the lowest ids among equals; `least` is the smallest kept value."""
-    above = row > least
-    equal = row == least
-    spare = num_kept - int(above.sum())
-    if int(equal.sum()) > spare:
-        ids = equal.nonzero().squeeze(1)
-        equal[ids[spare:]] = False
-    row.masked_fill_(~(above | equal), -math.inf)
+def _keep(row: torch.Tensor, num_kept: int, least: torch.Tensor) -> None:
+    """Keeps a row's `num_kept` greatest, in place; `least` is the smallest value among them."""
+    dropped = row < least
+    if row.shape[0] - int(dropped.sum()) > num_kept:
+        equal = (row == least).nonzero().squeeze(1)
+        num_above = int((row > least).sum())
+        dropped[equal[num_kept - num_above :]] = True
+    row.masked_fill_(dropped, 0.0)
+
+
+def _inverse_transform(probabilities: torch.Tensor, draws: torch.Tensor) -> list[int]:
+    """The first token of each row whose cumulated probability exceeds the draw's share of the total.
+
+    In two stages, places of some hundred tokens and then tokens, since cumulating whole rows is slow.
+    """
+    places = _places_of_vocabulary(probabilities)
+    width = places.shape[-1]
+    cumulated = places.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)  # [num_rows, num_places]
+    targets = draws * cumulated[:, -1]
+    place = _first_above(cumulated, targets)
+    before = torch.where(place > 0, _take(cumulated, (place - 1).clamp(min=0)), 0.0)
+    within = _take(places, place).cumsum(dim=-1, dtype=torch.float64)  # [num_rows, width]
+    # Rounding may leave a target just beyond its place's last token: that token, then, and never one of probability 0.
+    residuals = torch.minimum(targets - before, within[:, -1] * (1 - 2.0**-50))
+    tokens: list[int] = (place * width + _first_above(within, residuals)).tolist()
+    return tokens
+
+
+def _places_of_vocabulary(x: torch.Tensor) -> torch.Tensor:
+    """[num_rows, vocab_size] -> [num_rows, num_places, width]."""
+    num_rows, vocab_size = x.shape
+    return x.view(num_rows, -1, math.gcd(vocab_size, _PLACE_WIDTH))
+
+
+def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """x[row, index[row]] for every row."""
+    return x[torch.arange(x.shape[0], device=x.device), index]
+
+
+def _first_above(cumulated: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """[num_rows]; the last place where none is above, as in rows that are not finite."""
+    found = torch.searchsorted(cumulated, targets[:, None], right=True).squeeze(1)
+    return found.clamp(max=cumulated.shape[-1] - 1)
 
 
 # What is told of the choice

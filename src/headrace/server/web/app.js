@@ -17,9 +17,9 @@ import { TurnView, whole } from "./turn_view.js";
 
 /** Short tasks that a model of a hundred million parameters still does well. */
 const EXAMPLES = [
-  "Write a short poem about a river.",
-  "Explain to a child why the sky is blue.",
-  "Give me five names for a friendly robot.",
+  "What does a water wheel do?",
+  "Write a haiku about rain.",
+  "Write a Python function that adds two numbers.",
 ];
 
 const byId = (id) => document.getElementById(id);

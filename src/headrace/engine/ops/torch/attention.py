@@ -1,6 +1,11 @@
-"""Attention over the paged cache, and what comes just before it: norms and rotation of heads, and the writing of keys and values.
+"""Attention over the paged cache, and what comes just before it: heads are normed and rotated, keys and values written.
 
 Knows one layer's heads and a step's placement. Does not know models.
+
+A row's bits must depend on its own sequence alone. The score product has a fixed inner size, and softmax and masked (zero)
+weights do not mind how far a context is padded. Two properties of float32 products do, and are dealt with here: fewer than
+four rows take another kernel, and an inner size that varies is summed in blocks that vary. oneDNN's bfloat16 products have
+neither.
 """
 
 import torch
@@ -8,6 +13,10 @@ import torch.nn.functional as F
 
 from headrace.engine.ops.protocol import AttentionShape, QKNorm
 from headrace.engine.ops.torch.placement import Gather, TorchPlacement
+
+_MIN_FLOAT32_ROWS = 4
+_FLOAT32_INNER_SIZE = 128
+"""Context places summed by one float32 product; several products add up in order."""
 
 
 def rope_and_cache(
@@ -36,13 +45,12 @@ def _norm_heads(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """In place. heads: [num_tokens, heads, head_dim]; cos, sin: [num_tokens, 1, rotary_dim / 2] in float32."""
-    half = cos.shape[-1]
-    x, y = heads[..., :half], heads[..., half : 2 * half]
-    rotated_x = torch.addcmul(x * cos, y, sin, value=-1)
-    rotated_y = torch.addcmul(y * cos, x, sin)
-    x.copy_(rotated_x)
-    y.copy_(rotated_y)
+    """In place. heads: [num_tokens, heads, head_dim]; cos, sin: [num_tokens, 1, rotary_dim], sin's first half negated."""
+    rotary_dim = cos.shape[-1]
+    rotated = heads[..., :rotary_dim]
+    swapped = torch.roll(rotated, rotary_dim // 2, dims=-1)  # halves [x, y] -> [y, x]
+    # Not addcmul: whether it rounds once or twice depends on where in the tensor a number stands.
+    rotated.copy_((rotated * cos).add_(swapped * sin))
 
 
 def attention(q: torch.Tensor, kv: torch.Tensor, placement: TorchPlacement, shape: AttentionShape) -> torch.Tensor:
@@ -64,16 +72,41 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, gather: Gather, shape: AttentionS
 
     mine = slice(gather.first_row, gather.first_row + batch * rows)
     grouped = q[mine].view(batch, rows, num_kv_heads, group, head_dim).permute(2, 0, 3, 1, 4)
-    queries = grouped.reshape(num_kv_heads * batch, group * rows, head_dim)
-    weights = _weights(queries, keys, mask, shape)
-    result = torch.bmm(weights, values).view(num_kv_heads, batch, group, rows, head_dim)
+    queries = _at_least_min_rows(grouped.reshape(num_kv_heads * batch, group * rows, head_dim))
+    sums = _sum_values(_weights(queries, keys, mask, shape), values)
+    result = sums[:, : group * rows].view(num_kv_heads, batch, group, rows, head_dim)
     out[mine].view(batch, rows, num_kv_heads, group, head_dim).copy_(result.permute(1, 3, 0, 2, 4))
 
 
+def _at_least_min_rows(queries: torch.Tensor) -> torch.Tensor:
+    num_missing = _MIN_FLOAT32_ROWS - queries.shape[1]
+    if num_missing <= 0 or queries.dtype != torch.float32:
+        return queries
+    return F.pad(queries, (0, 0, 0, num_missing))
+
+
 def _weights(queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
+    """[num_kv_heads * batch, rows, S]"""
     if shape.softcap is None:
         scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=shape.scale)
     else:
-        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(shape.scale / shape.softcap)
-        scores = scores.tanh_().mul_(shape.softcap).add_(mask)
+        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(shape.scale)
+        scores = soft_cap(scores, shape.softcap).add_(mask)
     return torch.softmax(scores, dim=-1)
+
+
+def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap). In float64 between: there the formulas that torch uses for tanh agree to float32's last bit."""
+    return torch.tanh(x.double() / cap).mul_(cap).to(x.dtype)
+
+
+def _sum_values(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """weights @ values: [num_kv_heads * batch, rows, head_dim]."""
+    size = weights.shape[-1]
+    if weights.dtype != torch.float32 or size <= _FLOAT32_INNER_SIZE:
+        return torch.bmm(weights, values)
+    sums = torch.bmm(weights[..., :_FLOAT32_INNER_SIZE], values[:, :_FLOAT32_INNER_SIZE])
+    for start in range(_FLOAT32_INNER_SIZE, size, _FLOAT32_INNER_SIZE):
+        part = slice(start, start + _FLOAT32_INNER_SIZE)
+        sums.baddbmm_(weights[..., part], values[:, part])
+    return sums

@@ -13,6 +13,7 @@ from headrace.base.errors import ConfigurationError
 from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.protocol import AttentionShape, QKNorm, SequenceSpan
 from headrace.engine.ops.torch import attention, placement, weights
+from headrace.specs.model import Activation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -44,8 +45,11 @@ class TorchOps:
     def load_embedding(self, table: HostTensor) -> torch.Tensor:
         return weights.load_rows(table, self._dtype).to(self._device)
 
-    def frequencies(self, values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)
+    def rope_table(self, frequencies: Sequence[float], *, attention_factor: float, num_positions: int) -> torch.Tensor:
+        """[num_positions, 2, rotary_dim / 2]: cos, sin."""
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        angles = torch.outer(positions, torch.tensor(frequencies, dtype=torch.float32))
+        return (torch.stack((angles.cos(), angles.sin()), dim=1) * attention_factor).to(self._device)
 
     def allocate_kv(self, shape: AttentionShape, *, num_blocks: int, block_size: int) -> torch.Tensor:
         size = (2, shape.num_kv_heads, num_blocks, block_size, shape.head_dim)
@@ -67,12 +71,11 @@ class TorchOps:
     ) -> placement.TorchPlacement:
         return placement.place(spans, block_size=block_size, windows=windows, dtype=self._dtype, device=self._device)
 
-    def rotation(
-        self, frequencies: torch.Tensor, where: placement.TorchPlacement, *, attention_factor: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin: [num_tokens, 1, rotary_dim / 2]."""
-        angles = where.positions.to(torch.float32)[:, None, None] * frequencies
-        return angles.cos() * attention_factor, angles.sin() * attention_factor
+    def rotation(self, table: torch.Tensor, where: placement.TorchPlacement) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, one for each dimension and sin's first half negated: [num_tokens, 1, rotary_dim]."""
+        rows = table.index_select(0, where.positions)
+        cos, sin = rows[:, :1], rows[:, 1:]  # each [num_tokens, 1, rotary_dim / 2]
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     # Computing
 
@@ -81,22 +84,20 @@ class TorchOps:
         return x if multiplier == 1.0 else x * torch.tensor(multiplier, dtype=self._dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
-        wide = x.float()
-        return F.rms_norm(wide, wide.shape[-1:], weight, eps).to(x.dtype)
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, x.shape[-1:], weight, eps)
+        return F.rms_norm(x.float(), x.shape[-1:], weight, eps).to(x.dtype)
 
     def linear(self, x: torch.Tensor, weight: weights.LinearWeight, *, add_to: torch.Tensor | None = None) -> torch.Tensor:
         return weights.linear(x, weight, add_to)
 
     def add(self, x: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-        return torch.add(x, y, alpha=scale)
+        return x + y if scale == 1.0 else x + y * scale
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-    def gelu_mul(self, gate_up: torch.Tensor, *, tanh: bool) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.gelu(gate, approximate="tanh" if tanh else "none") * up
+    def gated_linear(
+        self, x: torch.Tensor, gate: weights.LinearWeight, up: weights.LinearWeight, activation: Activation
+    ) -> torch.Tensor:
+        return weights.gated_linear(x, gate, up, activation)
 
     def rope_and_cache(
         self,
@@ -130,7 +131,7 @@ class TorchOps:
         if multiplier != 1.0:
             logits = logits * multiplier
         if softcap is not None:
-            logits = torch.tanh(logits / softcap) * softcap
+            logits = attention.soft_cap(logits, softcap)
         return logits
 
     def copy_blocks(self, kv: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:

@@ -16,13 +16,14 @@ from headrace.engine.ops.protocol import SequenceSpan
 MAX_TILE_ROWS = 128
 """Rows of one sequence that attend in one go: bounds the score matrix, and skips most of what causality hides."""
 
-MAX_PADDING = 0.25
-"""Single-token spans share a gather while padding adds at most this share to what they need."""
+MAX_PADDED_PLACES = 512
+"""Single-token spans share a gather while padding costs less than the operations of another gather would: about this many
+places."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """One batch of attention: `batch` sequences, `rows` query rows each, over contexts padded to one length."""
+    """One batch of attention over contexts padded to one length: many sequences of one row, or one sequence of many."""
 
     first_row: int
     """In the step."""
@@ -36,15 +37,18 @@ class Gather:
     """(KV heads, queries per KV head, blocks in the cache) -> gather rows and mask in the layers' own shape."""
 
     def for_layer(self, num_kv_heads: int, group: int, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of the layer's [2 * num_kv_heads * num_blocks, ...] cache, and the mask [num_kv_heads * batch, group * rows, S]."""
+        """For a cache of [2 * num_kv_heads * num_blocks] rows: which to gather, and the mask over [num_kv_heads * batch,
+        group * rows, S] in a shape that broadcasts to it."""
         key = (num_kv_heads, group, num_blocks)
         found = self.expanded.get(key)
         if found is None:
             heads = torch.arange(2 * num_kv_heads, device=self.blocks.device) * num_blocks
             index = (heads[:, None] + self.blocks[None, :]).reshape(-1)
-            size = self.mask.shape[-1]
-            mask = self.mask[None, :, None].expand(num_kv_heads, -1, group, -1, -1)
-            found = self.expanded[key] = (index, mask.reshape(num_kv_heads * self.batch, group * self.rows, size))
+            if self.rows == 1:
+                mask = self.mask.repeat(num_kv_heads, 1, 1)  # [num_kv_heads * batch, 1, S]
+            else:
+                mask = self.mask.repeat(1, group, 1)  # [1, group * rows, S]
+            found = self.expanded[key] = (index, mask)
         return found
 
 
@@ -88,8 +92,8 @@ def _gathers(
     num_single = next((i for i, span in enumerate(spans) if span.num_tokens > 1), len(spans))
     assert all(span.num_tokens > 1 for span in spans[num_single:]), "spans of one token come first"
     gathers = []
-    if num_single:
-        gathers.append(_gather_singles(spans[:num_single], block_size, window, dtype, device))
+    for first, end in _groups_of_like_length([span.num_computed_tokens + 1 for span in spans[:num_single]]):
+        gathers.append(_gather_singles(spans[first:end], first, block_size, window, dtype, device))
     row = num_single
     for span in spans[num_single:]:
         for first in range(0, span.num_tokens, MAX_TILE_ROWS):
@@ -99,8 +103,28 @@ def _gathers(
     return gathers
 
 
+def _groups_of_like_length(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges of neighbours that share a gather. Lengths come longest first; padding goes up to a group's first."""
+    groups = []
+    first = num_padded = 0
+    for i, length in enumerate(lengths):
+        assert i == 0 or length <= lengths[i - 1], "spans of one token come longest first"
+        num_padded += lengths[first] - length
+        if num_padded > MAX_PADDED_PLACES:
+            groups.append((first, i))
+            first, num_padded = i, 0
+    if lengths:
+        groups.append((first, len(lengths)))
+    return groups
+
+
 def _gather_singles(
-    spans: Sequence[SequenceSpan], block_size: int, window: int | None, dtype: torch.dtype, device: torch.device
+    spans: Sequence[SequenceSpan],
+    first_row: int,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Gather:
     lengths = [span.num_computed_tokens + 1 for span in spans]
     starts = [_first_visible_block(length - 1, block_size, window) for length in lengths]
@@ -114,7 +138,7 @@ def _gather_singles(
     position = torch.arange(width * block_size) + torch.tensor(starts)[:, None] * block_size  # [batch, S]
     last = torch.tensor(lengths)[:, None] - 1
     mask = _mask(position, last, window, dtype)
-    return Gather(0, len(spans), 1, torch.tensor(blocks, device=device), mask[:, None].to(device))
+    return Gather(first_row, len(spans), 1, torch.tensor(blocks, device=device), mask[:, None].to(device))
 
 
 def _gather_tile(

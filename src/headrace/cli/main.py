@@ -1,0 +1,109 @@
+"""`headrace`: which commands there are, and what an exit status means.
+
+Knows the commands by name and imports only the one that is called, so that each starts fast. Exit statuses:
+
+    0    done; for a server: it was told to stop, and drained
+    1    a bug, or a check that failed (`simulate`)
+    2    the command line, a configuration file or an option is wrong; the port is taken
+    3    the model cannot be found, fetched or read
+    4    the engine died, and the server was not to restart it or gave up
+    130  interrupted: Ctrl-C before the server served, or twice
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from headrace import __version__
+from headrace.base.errors import CheckpointError, ConfigurationError, EngineDeadError, HeadraceError
+from headrace.cli.parser import EXIT_USAGE, Parser, unknown_word
+
+EXIT_MODEL = 3
+EXIT_ENGINE_DIED = 4
+EXIT_INTERRUPTED = 130
+
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    words = sys.argv[1:] if words is None else list(words)
+    try:
+        options = _read(words)
+        status: int = options.run(options)
+    except HeadraceError as error:
+        sys.stderr.write(f"headrace: {error}\n")
+        return _status_of(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("headrace: interrupted\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return 0  # whoever read the output has seen enough
+    return status
+
+
+def _status_of(error: HeadraceError) -> int:
+    match error:
+        case ConfigurationError():
+            return EXIT_USAGE
+        case CheckpointError():
+            return EXIT_MODEL
+        case EngineDeadError():
+            return EXIT_ENGINE_DIED
+        case _:
+            return 1
+
+
+def _read(words: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="headrace",
+        description="Serve language models, on a laptop or on GPUs, over the APIs that clients already speak.",
+        epilog="`headrace COMMAND --help` explains a command. `headrace serve` alone serves a small model to try.",
+    )
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    called = next((word for word in words if not word.startswith("-")), None)
+    if called is not None and called not in _COMMANDS:
+        parser.error(unknown_word(called, "command", _COMMANDS))
+    for name, add_parser in _COMMANDS.items():
+        if called in (None, name):
+            add_parser(commands)
+            commands.choices[name].set_defaults(parser=commands.choices[name])
+    return parser.read(words)
+
+
+def _serve(commands: Commands) -> None:
+    from headrace.cli import serve
+
+    serve.add_parser(commands)
+
+
+def _pull(commands: Commands) -> None:
+    from headrace.cli import pull
+
+    pull.add_parser(commands)
+
+
+def _simulate(commands: Commands) -> None:
+    from headrace.cli import simulate
+
+    simulate.add_parser(commands)
+
+
+def _version(commands: Commands) -> None:
+    from headrace.cli import version
+
+    version.add_parser(commands)
+
+
+_COMMANDS: dict[str, Callable[[Commands], None]] = {
+    "serve": _serve,
+    "pull": _pull,
+    "simulate": _simulate,
+    "version": _version,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
