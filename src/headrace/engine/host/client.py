@@ -418,6 +418,7 @@ def _for_engine(request: GenerationRequest) -> Request:
         num_sequences=request.num_sequences,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        structured_output=request.structured_output,
     )
 
 

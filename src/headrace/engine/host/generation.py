@@ -9,6 +9,7 @@ from typing import Protocol
 
 from headrace.base.ids import RequestId
 from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.engine.mind.update import FinishReason, SequenceTimes
 
 
@@ -27,6 +28,8 @@ class GenerationRequest:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     """Leave control tokens out of the text."""
+    structured_output: StructuredOutput | None = None
+    """The form of every answer; None: free text. Refused with its `field` named where it cannot be enforced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,8 +191,11 @@ class EngineCore:
         if sequence.first_token is None:
             sequence.first_token = now
         logprobs = (sampled.logprobs,) if sampled.logprobs is not None else ()
-        num_output_tokens = sequence.num_output_tokens
-        if token_id in sequence.stop_token_ids and num_output_tokens > sequence.sampling.min_tokens:
+        # Before min_tokens a form may allow nothing but the end.
+        may_stop = (
+            sequence.num_output_tokens > sequence.sampling.min_tokens or sequence.request.structured_output is not None
+        )
+        if token_id in sequence.stop_token_ids and may_stop:
             reason: FinishReason | None = FinishReason.STOP
         elif len(sequence.token_ids) >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH

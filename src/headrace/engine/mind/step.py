@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.base.ids import BlockId, SequenceId, StepId
 from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.structured_output import StructuredOutput
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):
@@ -24,6 +25,8 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
     """Tokens that end the sequence and may not be chosen before `min_tokens`; empty if it ignores end-of-text."""
+    structured_output: StructuredOutput | None = None
+    """The form that the generated tokens must have."""
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):

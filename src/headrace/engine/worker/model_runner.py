@@ -12,6 +12,7 @@ from headrace.engine.layers.rotary import Rotary
 from headrace.engine.mind.step import SampledToken, ScheduledSequence, StepPlan, StepResult
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.ops.protocol import Ops, SequenceSpan, Tensor
+from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.kv_cache import KVCache
 from headrace.engine.worker.running_sequence import RunningSequence
 from headrace.engine.worker.sampler import Sampler
@@ -28,6 +29,8 @@ class ModelRunner:
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))  # distinct, in order
         self._sampler = Sampler()
         self._sequences: dict[SequenceId, RunningSequence] = {}
+        self.masks: Masks | None = None
+        """Where answers may have a form; given once the vocabulary is known."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._apply_differences(plan)
@@ -52,6 +55,7 @@ class ModelRunner:
         for new in plan.new_sequences:
             assert new.sequence_id not in self._sequences, f"sequence {new.sequence_id} is here already"
             self._sequences[new.sequence_id] = RunningSequence(new)
+        self._prepare_masks([self._sequences[new.sequence_id] for new in plan.new_sequences])
         for entry in plan.scheduled:
             if entry.block_ids:
                 self._sequences[entry.sequence_id].block_table.write(entry.block_offset, entry.block_ids)
@@ -99,6 +103,16 @@ class ModelRunner:
             else:
                 sequence.token_ids.append(token.token_id)
                 sampled[i] = token
+                if sequence.constraint is not None:
+                    sequence.constraint.take(token.token_id)
+        self._prepare_masks([sequence for sequence in sequences if not sequence.failure])
+
+    def _prepare_masks(self, sequences: Sequence[RunningSequence]) -> None:
+        """The next tokens' masks are found while the next step, or what a new sequence has to compute first, runs."""
+        constraints = [sequence.constraint for sequence in sequences if sequence.constraint is not None]
+        if constraints:
+            assert self.masks is not None, "an answer must have a form, and nobody compiles forms here"
+            self.masks.prepare(constraints)
 
     def _fail(self, sequence: RunningSequence, reason: str) -> None:
         sequence.failure = reason

@@ -5,12 +5,13 @@ Knows its tokens, its blocks and how its next token is chosen. Does not know its
 
 from headrace.engine.mind.step import NewSequence
 from headrace.engine.worker.block_table import BlockTable
+from headrace.engine.worker.constraint import Constraint
 from headrace.engine.worker.penalties import TokenCounts
 
 
 class RunningSequence:
     __slots__ = (
-        "block_table", "eos_token_ids", "failure", "num_prompt_tokens", "sample_index", "sampling", "token_counts",
+        "block_table", "constraint", "eos_token_ids", "failure", "num_prompt_tokens", "sample_index", "sampling", "token_counts",
         "token_ids",
     )  # fmt: skip
 
@@ -21,6 +22,10 @@ class RunningSequence:
         self.sampling = new.sampling
         self.eos_token_ids = new.eos_token_ids
         self.block_table = BlockTable()
+        self.constraint: Constraint | None = None
+        """Where its answer must have a form."""
+        if new.structured_output is not None:
+            self.constraint = Constraint(new.structured_output, new.token_ids[new.num_prompt_tokens :])
         self.token_counts: TokenCounts | None = None
         """Made by the sampler where penalties ask for it."""
         self.failure = ""

@@ -4,22 +4,25 @@ Knows SamplingParams' formulas. Does not know the model, nor which step it serve
 its token depends on its logits, its parameters, its tokens and (seed, sample index, position), on nothing else.
 
 Order for one row: log-probabilities are taken from the raw logits; then logit_bias; repetition, frequency and presence
-penalties; the ban on ending before min_tokens; then the most probable token (the lowest id among equals) if greedy, else
+penalties; the form's ban; the ban on ending before min_tokens; then the most probable token (the lowest id among equals) if greedy, else
 temperature, top_k, top_p of what top_k left, min_p, and one draw from what remains, in order of token id.
 """
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import SampledToken, TokenLogprobs
+from headrace.engine.worker.constraint import Banned
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
 from headrace.engine.worker.running_sequence import RunningSequence
 
 NOT_FINITE = "the model's logits are not finite"
+NOTHING_LEFT = "the request's conditions together allow no token of the model here"
 
 _PLACE_WIDTH = 256
 """Tokens of the vocabulary that are looked at together, as far as it divides the vocabulary's size."""
@@ -30,18 +33,32 @@ _SORTED_AT_FIRST = 256
 
 class Sampler:
     def sample(self, logits: torch.Tensor, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
-        """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up."""
+        """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up.
+
+        Waits for the forms' masks, which are usually there by now."""
         best = logits.amax(dim=-1)  # NaN if any is NaN, inf if any is inf
         usable = torch.isfinite(best).tolist()
         raw = {row: logits[row].clone() for row, s in enumerate(sequences) if s.sampling.logprobs >= 0}
+        problems = ["" if is_usable else NOT_FINITE for is_usable in usable]
         for row, sequence in enumerate(sequences):
             if _changes_logits(sequence):
                 _change_logits(logits[row], sequence)
+        _keep_forms(logits, sequences, problems)
+        for row, sequence in enumerate(sequences):
+            if _bans_ending(sequence):
+                _ban_ending(logits[row], sequence)
+        if any(sequence.constraint is not None for sequence in sequences):
+            for row, is_empty in enumerate(torch.isneginf(logits.amax(dim=-1)).tolist()):
+                if is_empty:
+                    problems[row] = problems[row] or NOTHING_LEFT
         tokens = _choose(logits, sequences)
         return [
-            (SampledToken(token, _logprobs(raw[row], token, sequences[row].sampling)) if row in raw else SampledToken(token))
-            if usable[row]
-            else NOT_FINITE
+            problems[row]
+            or (
+                SampledToken(token, _logprobs(raw[row], token, sequences[row].sampling))
+                if row in raw
+                else SampledToken(token)
+            )
             for row, token in enumerate(tokens)
         ]
 
@@ -51,7 +68,7 @@ class Sampler:
 
 def _changes_logits(sequence: RunningSequence) -> bool:
     sampling = sequence.sampling
-    return bool(sampling.logit_bias) or wants_penalties(sampling) or sequence.num_answer_tokens < sampling.min_tokens
+    return bool(sampling.logit_bias) or wants_penalties(sampling)
 
 
 def _change_logits(row: torch.Tensor, sequence: RunningSequence) -> None:
@@ -64,10 +81,42 @@ def _change_logits(row: torch.Tensor, sequence: RunningSequence) -> None:
         if sequence.token_counts is None:
             sequence.token_counts = TokenCounts(sequence.num_prompt_tokens)
         sequence.token_counts.penalise(row, sequence.token_ids, sampling)
-    if sequence.num_answer_tokens < sampling.min_tokens:
-        ending = [*sequence.eos_token_ids, *sampling.stop_token_ids]
-        if ending:
-            row[torch.tensor(ending, device=row.device)] = -math.inf
+
+
+def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> None:
+    """Bans what the forms do not allow, in place; notes where a form cannot be followed. logits: [num_rows, vocab_size]."""
+    rows: list[int] = []
+    banned: list[Banned] = []
+    for row, sequence in enumerate(sequences):
+        verdict = sequence.constraint.verdict() if sequence.constraint is not None else None
+        if isinstance(verdict, str):
+            problems[row] = problems[row] or verdict
+        elif verdict is not None:
+            rows.append(row)
+            banned.append(verdict)
+    if rows:
+        masks = torch.from_numpy(np.stack(banned)).to(logits.device)
+        if len(rows) == len(sequences):
+            logits.masked_fill_(masks, -math.inf)
+        else:
+            for row, mask in zip(rows, masks, strict=True):
+                logits[row].masked_fill_(mask, -math.inf)
+
+
+def _bans_ending(sequence: RunningSequence) -> bool:
+    return sequence.num_answer_tokens < sequence.sampling.min_tokens
+
+
+def _ban_ending(row: torch.Tensor, sequence: RunningSequence) -> None:
+    """In place. row: [vocab_size]. A form that allows nothing but the end comes before `min_tokens`."""
+    ending = [*sequence.eos_token_ids, *sequence.sampling.stop_token_ids]
+    if not ending:
+        return
+    ids = torch.tensor(ending, device=row.device)
+    values = row[ids]
+    row[ids] = -math.inf
+    if sequence.constraint is not None and bool(torch.isneginf(row.amax())):
+        row[ids] = values
 
 
 # The choice
