@@ -8,6 +8,7 @@ or the mind.
 import asyncio
 import codecs
 import hashlib
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,6 +75,14 @@ class ByteTokenizer:
 class FakeChatTemplate:
     """ChatML, as many small models speak it. `enable_thinking=False` is a variable that it knows."""
 
+    def __init__(self, source: str | None = "chatml") -> None:
+        self._source = source
+
+    @property
+    def source(self) -> str | None:
+        """What the server reads formats of calls and reasoning from; here it says nothing of how this renders."""
+        return self._source
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -84,17 +93,23 @@ class FakeChatTemplate:
     ) -> str:
         if messages[0]["role"] == "tool":
             raise InvalidRequestError("a conversation cannot begin with a tool's answer", param="messages")
-        turns = [f"<|im_start|>{message['role']}\n{_text(message['content'])}<|im_end|>\n" for message in messages]
-        text = "".join(turns)
+        told = f"<|im_start|>tools\n{json.dumps(tools)}<|im_end|>\n" if tools else ""
+        turns = [f"<|im_start|>{message['role']}\n{_text(message)}<|im_end|>\n" for message in messages]
+        text = told + "".join(turns)
         if continue_final_message:
             return text.removesuffix("<|im_end|>\n")
         if add_generation_prompt:
             text += "<|im_start|>assistant\n"
-        return text + ("<think></think>" if kwargs.get("enable_thinking") is False else "")
+        thinking = kwargs.get("enable_thinking")
+        return text + ("<think></think>" if thinking is False else "<think>\n" if thinking is True else "")
 
 
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def _text(message: Mapping[str, Any]) -> str:
+    content = message["content"] or ""
+    said = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    reasoning = f"<think>{message['reasoning']}</think>" if "reasoning" in message else ""
+    calls = [f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
+    return reasoning + said + "".join(calls)
 
 
 def words_answer(request: GenerationRequest, index: int) -> list[int]:
@@ -270,7 +285,8 @@ class FakeEngine:
         sequence.token_ids.append(token)
         sequence.first_token = sequence.first_token or int(self._clock.now())
 
-        hidden = self._tokenizer.is_special(token) and (request.skip_special_tokens or ends)
+        is_skipped = request.skip_special_tokens and token not in request.shown_special_token_ids
+        hidden = self._tokenizer.is_special(token) and (is_skipped or ends)
         text = sequence.held + ("" if hidden else sequence.decoder.decode(self._tokenizer.token_bytes(token)))
         at_limit = position + 1 >= sampling.max_tokens
         over = ends or stop_tokens or at_limit

@@ -113,6 +113,8 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             api_key=options.api_key or read_environment().api_key,
             cors_origins=options.allowed_origins,
             access_log=options.access_log,
+            tool_call_parser=options.tool_call_parser or None,
+            reasoning_parser=options.reasoning_parser or None,
         ),
         chat_template=_read_chat_template(options.chat_template),
     )

@@ -31,6 +31,21 @@ class TextPart(Struct, forbid_unknown_fields=True, frozen=True):
     text: Annotated[str, Meta(description="The text of the part.")]
 
 
+class FunctionCall(Struct, forbid_unknown_fields=True, frozen=True):
+    """What is called, and with what."""
+
+    name: Annotated[str, Meta(description="The tool's name.")]
+    arguments: Annotated[str, Meta(description="A JSON object, as text. What the model wrote may be invalid: check it.")]
+
+
+class ToolCall(Struct, forbid_unknown_fields=True, frozen=True):
+    """A call of one tool."""
+
+    id: Annotated[str, Meta(description="Names the call; the tool's answer refers to it.")]
+    function: Annotated[FunctionCall, Meta(description="What is called.")]
+    type: Annotated[Literal["function"], Meta(description="Always `function`.")] = "function"
+
+
 class ChatMessage(Struct, forbid_unknown_fields=True, frozen=True):
     """One turn of the conversation."""
 
@@ -39,17 +54,72 @@ class ChatMessage(Struct, forbid_unknown_fields=True, frozen=True):
         Meta(description="Who speaks. `developer` is rendered as `system`, which is what chat templates know."),
     ]
     content: Annotated[
-        str | list[TextPart],
-        Meta(description="What is said: a string, or text parts."),
-    ]
+        str | list[TextPart] | None,
+        Meta(description="What is said: a string, or text parts. An assistant that calls tools may say nothing."),
+    ] = None
     name: Annotated[str | None, Meta(description="A name for the speaker, for templates that use it.")] = None
     tool_call_id: Annotated[
         str | None, Meta(description="For role `tool`: the call that this answers, for templates that use it.")
     ] = None
+    tool_calls: Annotated[list[ToolCall] | None, Meta(description="For role `assistant`: the tools that it called.")] = None
     reasoning: Annotated[
         str | None, Meta(description="For role `assistant`: the reasoning of an earlier answer, for templates that use it.")
     ] = None
     reasoning_content: Annotated[str | None, Meta(description="The older name of `reasoning`.")] = None
+
+
+class FunctionDefinition(Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(description="Up to 128 letters, digits and `_ . - : /`.")]
+    description: Annotated[str | None, Meta(description="What it does, for the model to read.")] = None
+    parameters: Annotated[
+        dict[str, Any] | None, Meta(description="A JSON Schema of type `object`; absent: it takes no arguments.")
+    ] = None
+    strict: Annotated[
+        bool | None,
+        Meta(description="Hold calls to the schema. `required` and named choices always are; with `auto` this is refused."),
+    ] = None
+
+
+class ToolDefinition(Struct, forbid_unknown_fields=True, frozen=True):
+    """A tool that the model may call."""
+
+    type: Annotated[Literal["function"], Meta(description="`function`; there are no other tools here.")]
+    function: Annotated[FunctionDefinition, Meta(description="The function.")]
+
+
+class NamedFunction(Struct, forbid_unknown_fields=True, frozen=True):
+    """One of the request's tools, by name."""
+
+    name: Annotated[str, Meta(description="The tool's name.")]
+
+
+class NamedToolChoice(Struct, forbid_unknown_fields=True, frozen=True):
+    """The one tool that must be called."""
+
+    function: Annotated[NamedFunction, Meta(description="Which.")]
+    type: Annotated[Literal["function"], Meta(description="Always `function`.")] = "function"
+
+
+ToolDefinitions = Annotated[
+    list[ToolDefinition] | None,
+    Meta(
+        description="What the model may call, written into the prompt by its chat template.",
+        examples=[
+            [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "turn_wheel",
+                        "description": "Turns the mill's wheel.",
+                        "parameters": {"type": "object", "properties": {"rpm": {"type": "number"}}, "required": ["rpm"]},
+                    },
+                }
+            ]
+        ],
+    ),
+]
 
 
 class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -184,6 +254,20 @@ class ChatCompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_onl
     continue_final_message: ContinueFinalMessage = None
     chat_template: RequestChatTemplate = None
     chat_template_kwargs: ChatTemplateKwargs = None
+    tools: ToolDefinitions = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedToolChoice | None,
+        Meta(
+            description="`auto`, the default with tools: the model decides. `none`: it is not told of them. `required`, or "
+            "a named tool: constrained decoding makes it call."
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="False: the answer ends before a second call. Default true.")
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Meta(description="False leaves `reasoning` out of the answer. Default true.")
+    ] = None
     max_completion_tokens: Annotated[
         int | None, Meta(description="OpenAI's newer name of `max_tokens`; where both are given they must agree.")
     ] = None
@@ -218,6 +302,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: Annotated[str | None, Meta(description="A served model's name; absent: the first.")] = None
     prompt: Annotated[str | None, Meta(description="A text.", examples=["Hello, world"])] = None
     messages: Annotated[list[ChatMessage] | None, Meta(description="A conversation, rendered by the chat template.")] = None
+    tools: ToolDefinitions = None
     content: Annotated[str | None, Meta(description="A text, as llama.cpp calls it.")] = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = None
@@ -291,8 +376,10 @@ class ChatLogprobs(Struct):
 
 
 FINISH_REASON = Meta(
-    description="`stop`: the model or a stop string ended it; `length`: `max_tokens` or the model's length."
+    description="`stop`: the model or a stop string ended it; `length`: `max_tokens` or the model's length; `tool_calls`: "
+    "it ended and calls tools."
 )
+FinishReasonWord = Literal["stop", "length", "tool_calls"]
 STOP_REASON = Meta(description="The stop token's id or the stop string that ended it; null for end-of-text.")
 
 
@@ -300,8 +387,12 @@ class AssistantMessage(Struct):
     """The answer."""
 
     role: Annotated[Literal["assistant"], Meta(description="Always `assistant`.")]
-    content: Annotated[str, Meta(description="The text of the answer.")]
+    content: Annotated[str | None, Meta(description="The text of the answer; null where there are only calls or reasoning.")]
     refusal: Annotated[None, Meta(description="Always null.")] = None
+    tool_calls: Annotated[list[ToolCall] | UnsetType, Meta(description="The tools that it calls.")] = UNSET
+    reasoning: Annotated[str | UnsetType, Meta(description="What the model thought first, where it marks that as such.")] = (
+        UNSET
+    )
 
 
 class ChatChoice(Struct):
@@ -310,7 +401,7 @@ class ChatChoice(Struct):
     index: Annotated[int, Meta(description="Which of the `n` answers this is.")]
     message: Annotated[AssistantMessage, Meta(description="The answer.")]
     logprobs: Annotated[ChatLogprobs | None, Meta(description="Present where asked for.")]
-    finish_reason: Annotated[Literal["stop", "length"], FINISH_REASON]
+    finish_reason: Annotated[FinishReasonWord, FINISH_REASON]
     stop_reason: Annotated[int | str | None, STOP_REASON]
     token_ids: Annotated[list[int] | UnsetType, Meta(description="With `return_token_ids`: the answer's tokens.")] = UNSET
 
@@ -331,11 +422,29 @@ class ChatCompletion(Struct):
     ] = UNSET
 
 
+class FunctionCallDelta(Struct):
+    """What a chunk adds to a call."""
+
+    name: Annotated[str | UnsetType, Meta(description="The tool's name, in the call's first chunk.")] = UNSET
+    arguments: Annotated[str, Meta(description="Text to append to the call's arguments.")] = ""
+
+
+class ToolCallDelta(Struct):
+    """A new call, or more of one."""
+
+    index: Annotated[int, Meta(description="Which call.")]
+    function: Annotated[FunctionCallDelta, Meta(description="What is new.")]
+    id: Annotated[str | UnsetType, Meta(description="In the call's first chunk.")] = UNSET
+    type: Annotated[Literal["function"] | UnsetType, Meta(description="In the call's first chunk.")] = UNSET
+
+
 class ChatDelta(Struct):
     """What a chunk adds to an answer."""
 
     role: Annotated[Literal["assistant"] | UnsetType, Meta(description="In the first chunk of each answer.")] = UNSET
     content: Annotated[str | UnsetType, Meta(description="Text to append.")] = UNSET
+    reasoning: Annotated[str | UnsetType, Meta(description="Reasoning to append.")] = UNSET
+    tool_calls: Annotated[list[ToolCallDelta] | UnsetType, Meta(description="Calls, or more of them.")] = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -344,7 +453,7 @@ class ChatChunkChoice(Struct):
     index: Annotated[int, Meta(description="Which of the `n` answers this is.")]
     delta: Annotated[ChatDelta, Meta(description="What is new.")]
     logprobs: Annotated[ChatLogprobs | None, Meta(description="Of the chunk's tokens, where asked for.")] = None
-    finish_reason: Annotated[Literal["stop", "length"] | None, FINISH_REASON] = None
+    finish_reason: Annotated[FinishReasonWord | None, FINISH_REASON] = None
     stop_reason: Annotated[int | str | UnsetType | None, STOP_REASON] = UNSET
     token_ids: Annotated[list[int] | UnsetType, Meta(description="With `return_token_ids`: the chunk's tokens.")] = UNSET
 

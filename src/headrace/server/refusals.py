@@ -34,12 +34,16 @@ def _equals_n(value: Any, body: Body) -> bool:
     return value is None or (type(value) is int and value == (body.get("n") or 1))
 
 
-_TOOLS = "tool calling is not supported"
+def _anything(value: Any, body: Body) -> bool:
+    return True
+
+
+_TOOLS = "give tools and tool_choice instead"
 _MULTIMODAL = "the model reads and writes text only"
 _STRUCTURED = "constrained decoding is not supported"
 _TRANSFER = "this engine does not exchange its cache with others"
 _BEAM = "beam search is not supported"
-_REASONING = "reasoning is not separated from the answer"
+_REASONING = "how long the model reasons is not limited"
 
 _COMMON: dict[str, Refusal] = {
     # OpenAI
@@ -78,9 +82,6 @@ _COMMON: dict[str, Refusal] = {
 }
 
 CHAT: dict[str, Refusal] = _COMMON | {
-    "tools": _refuse(_TOOLS, []),
-    "tool_choice": _refuse(_TOOLS, "none", "auto"),
-    "parallel_tool_calls": _refuse(_TOOLS, True, False),
     "functions": _refuse(_TOOLS, []),
     "function_call": _refuse(_TOOLS, "none", "auto"),
     "web_search_options": _refuse("the web is not searched"),
@@ -92,7 +93,6 @@ CHAT: dict[str, Refusal] = _COMMON | {
     "verbosity": _refuse("models here know no verbosity", "medium"),
     "reasoning_effort": _refuse("a chat template may take it through chat_template_kwargs"),
     "thinking_token_budget": _refuse(_REASONING),
-    "include_reasoning": _refuse(_REASONING, True),
     "documents": _refuse("a chat template may take them through chat_template_kwargs", []),
     "echo": _refuse("the conversation is not repeated in the answer", False),
     "best_of": Refusal("answers are not generated to be thrown away", _equals_n),
@@ -105,7 +105,6 @@ COMPLETION: dict[str, Refusal] = _COMMON | {
 }
 
 TOKENIZE: dict[str, Refusal] = {
-    "tools": CHAT["tools"],
     "mm_processor_kwargs": CHAT["mm_processor_kwargs"],
     "media_io_kwargs": CHAT["media_io_kwargs"],
 }
@@ -113,13 +112,17 @@ TOKENIZE: dict[str, Refusal] = {
 DETOKENIZE: dict[str, Refusal] = {}
 
 MESSAGE: dict[str, Refusal] = {
-    "tool_calls": _refuse(_TOOLS, []),
-    "function_call": _refuse(_TOOLS),
+    "function_call": _refuse("give tool_calls instead"),
     "refusal": _refuse("models here do not refuse in a channel of its own; put the text into content"),
     "annotations": _refuse("annotations are not rendered", []),
+    "parsed": Refusal("", _anything),
     "audio": _refuse(_MULTIMODAL),
 }
 """In messages. The official clients send an earlier answer back with all its empty fields."""
+
+TOOL_CALL: dict[str, Refusal] = {"index": Refusal("", _anything)}
+CALLED_FUNCTION: dict[str, Refusal] = {"parsed_arguments": Refusal("", _anything)}
+"""In calls: the official clients' own notes on an earlier answer, which they send back."""
 
 STREAM_OPTIONS: dict[str, Refusal] = {"include_obfuscation": _refuse("streams are not padded", False)}
 

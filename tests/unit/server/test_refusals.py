@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.server.asgi import call, chat, complete, error_of, make_app
+from tests.unit.server.asgi import chat, complete, error_of, make_app
 
 from headrace.server import refusals
 
@@ -41,9 +41,6 @@ REFUSED: dict[str, Any] = {
     "vllm_xargs": {"a": 1},
 }
 REFUSED_IN_CHAT: dict[str, Any] = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
-    "parallel_tool_calls": "yes",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "web_search_options": {},
@@ -55,7 +52,6 @@ REFUSED_IN_CHAT: dict[str, Any] = {
     "verbosity": "low",
     "reasoning_effort": "high",
     "thinking_token_budget": 10,
-    "include_reasoning": False,
     "documents": [{"text": "x"}],
     "echo": True,
     "best_of": 2,
@@ -81,16 +77,12 @@ HARMLESS: dict[str, list[Any]] = {
     "vllm_xargs": [{}],
 }
 HARMLESS_IN_CHAT: dict[str, list[Any]] = {
-    "tools": [[]],
-    "tool_choice": ["none", "auto"],
-    "parallel_tool_calls": [True, False],
     "functions": [[]],
     "function_call": ["none", "auto"],
     "modalities": [["text"], []],
     "media_io_kwargs": [{}],
     "mm_processor_kwargs": [{}],
     "verbosity": ["medium"],
-    "include_reasoning": [True],
     "documents": [[]],
     "echo": [False],
     "best_of": [1],
@@ -170,7 +162,7 @@ def test_chat_only_parameters_are_unknown_to_completions() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tool_calls", [{"id": "1"}]), ("function_call", {}), ("refusal", "no"), ("annotations", [{}]), ("audio", {})],
+    [("function_call", {}), ("refusal", "no"), ("annotations", [{}]), ("audio", {})],
 )
 def test_what_a_message_may_not_hold_is_refused_by_its_path(field: str, value: Any) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", field: value}]
@@ -198,8 +190,3 @@ def test_stream_options_refuse_what_they_do_not_know() -> None:
     assert chat(APP, stream=True, stream_options={"include_obfuscation": False}).status_code == 200
     error = error_of(chat(APP, stream=True, stream_options={"include_obfuscation": True}), 400)
     assert error["param"] == "stream_options.include_obfuscation"
-
-
-def test_tokenize_refuses_tools() -> None:
-    body = {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}
-    assert error_of(call(APP, "POST", "/tokenize", body), 400)["param"] == "tools"

@@ -23,6 +23,7 @@ class Answer:
             stop=request.stop,
             include_stop_str_in_output=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
+            shown_special_token_ids=request.shown_special_token_ids,
             min_tokens=request.sampling.min_tokens,
         )
 

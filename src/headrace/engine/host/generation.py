@@ -28,6 +28,8 @@ class GenerationRequest:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     """Leave control tokens out of the text."""
+    shown_special_token_ids: frozenset[int] = frozenset()
+    """These stay in the text all the same: a reader of the text looks for them."""
     structured_output: StructuredOutput | None = None
     """The form of every answer; None: free text. Refused with its `field` named where it cannot be enforced."""
 

@@ -50,7 +50,7 @@ def json_value(reader: Reader, write: Write) -> Reading[None]:
 
 
 def _value_begins(reader: Reader, write: Write, open_brackets: list[str]) -> Reading[None]:
-    """A scalar, or brackets down to the first scalar or the first that is empty; that one is left for the caller to close."""
+    """A scalar, or brackets down to the first scalar or the first that are empty; the caller closes them."""
     while True:
         yield from _space(reader, write)
         char = yield from reader.peek()

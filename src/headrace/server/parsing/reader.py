@@ -51,8 +51,8 @@ class Markers:
 class Reader:
     """`feed` it what comes, `end` it, and let generators read.
 
-    While an attempt is open, what is read is also kept, so that `withdraw` can give it back as plain text; `settle` says that
-    it has been accounted for.
+    While an attempt is open, what is read is also kept, so that `withdraw` can give it back as plain text; `settle` says
+    that it has been accounted for.
     """
 
     def __init__(self) -> None:

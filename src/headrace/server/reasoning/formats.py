@@ -27,16 +27,20 @@ class ReasoningFormat:
 
     def parser(self, prompt: str) -> ReasoningParser | None:
         """For an answer to this prompt; None where the prompt has ended the reasoning already."""
-        begun = prompt.rstrip()
-        if begun.endswith(self.closing):
+        if prompt.rstrip().endswith(self.closing):
             return None
         return ReasoningParser(
             self.opening,
             self.closing,
-            is_open=self.is_always_open or begun.endswith(self.opening),
+            is_open=self.is_begun_by(prompt),
             ended_by=self.ended_by,
             wrapper=self.wrapper,
         )
+
+    def is_begun_by(self, prompt: str) -> bool:
+        """Whether the answer begins within the reasoning."""
+        begun = prompt.rstrip()
+        return begun.endswith(self.opening) or (self.is_always_open and not begun.endswith(self.closing))
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -112,10 +116,9 @@ def format_named(name: str) -> ReasoningFormat | None:
         return None
     found = FORMATS.get(OTHER_NAMES.get(name, name))
     if found is None:
-        known = (*FORMATS, *OTHER_NAMES, *HARMONY, OFF)
-        raise ConfigurationError(
-            f"reasoning_parser {name!r} is not known{suggestion(name, known)} (known: {', '.join((*FORMATS, 'harmony', OFF))})"
-        )
+        near = suggestion(name, (*FORMATS, *OTHER_NAMES, *HARMONY, OFF))
+        known = ", ".join((*FORMATS, HARMONY[0], OFF))
+        raise ConfigurationError(f"reasoning_parser {name!r} is not known{near} (known: {known})")
     return found
 
 

@@ -1,7 +1,7 @@
 """What a model thinks before it speaks, told apart from what it says.
 
-Knows marks around reasoning. They count only where an answer begins: a mark further on is text. Reasoning that the text's end
-cuts off is still reasoning.
+Knows marks around reasoning. They count only where an answer begins: a mark further on is text. Reasoning that the text's
+end cuts off is still reasoning.
 """
 
 from collections.abc import Sequence

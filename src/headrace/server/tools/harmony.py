@@ -3,8 +3,8 @@
     <|channel|>analysis<|message|>The user wants …<|end|><|start|>assistant<|channel|>commentary to=functions.turn_wheel
     <|constrain|>json<|message|>{"rpm": 3}<|call|>
 
-The prompt ends where the first message's header begins. `analysis` is reasoning, `final` the answer; `commentary` is for tools
-if it is addressed to one, else for the reader. What the header does not explain is text.
+The prompt ends where the first message's header begins. `analysis` is reasoning, `final` the answer; `commentary` is for
+tools if it is addressed to one, else for the reader. What the header does not explain is text.
 """
 
 import re

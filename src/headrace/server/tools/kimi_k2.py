@@ -1,6 +1,7 @@
 """Kimi K2: special tokens around a section and around each call, which the model itself numbers.
 
-    <|tool_calls_section_begin|><|tool_call_begin|>functions.turn_wheel:0<|tool_call_argument_begin|>{"rpm": 3}<|tool_call_end|><|tool_calls_section_end|>
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.turn_wheel:0<|tool_call_argument_begin|>{"rpm": 3}
+    <|tool_call_end|><|tool_calls_section_end|>
 
 The number is part of the call's id, and its template expects the id back.
 """

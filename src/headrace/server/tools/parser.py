@@ -1,7 +1,7 @@
 """What parsers of tool calls have in common: looking for a call, trying to read one, and giving back what is none.
 
-Knows attempts. Does not know any format: each has a file of its own. What is read in an attempt is owed: it becomes events, or
-is markup of a call that has been shown, or goes back into the text. Nothing else can happen to it.
+Knows attempts. Does not know any format: each has a file of its own. What is read in an attempt is owed: it becomes events,
+or is markup of a call that has been shown, or goes back into the text. Nothing else can happen to it.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The tools of one request as parsers see them: names, and what kind of value each argument is. Knows JSON schemas' types."""
+"""The tools of one request as parsers see them: names, and what each argument may be. Knows JSON schemas' types."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
