@@ -26,8 +26,7 @@ SPECIAL_TOKENS = {BOS: "<|bos|>", EOS: "<|eos|>", IM_START: "<|im_start|>", IM_E
 WORDS = ("river", "wheel", "mill", "water", "flows", "early", "naïve", "café", "水", "輪", "🌊", "turns.", "Then,", "once")
 BLOCK_SIZE = 16
 
-_SPECIAL_IDS = {text: token for token, text in SPECIAL_TOKENS.items()}
-_SPECIAL_PATTERN = re.compile("|".join(re.escape(text) for text in _SPECIAL_IDS))
+SPECIAL_IDS = {text: token for token, text in SPECIAL_TOKENS.items()}
 
 
 class ByteTokenizer:
@@ -52,9 +51,10 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         tokens = [BOS] if add_special_tokens else []
         start = 0
-        for match in _SPECIAL_PATTERN.finditer(text) if parse_special else ():
+        pattern = re.compile("|".join(re.escape(text) for text in SPECIAL_IDS))
+        for match in pattern.finditer(text) if parse_special else ():
             tokens += text[start : match.start()].encode()
-            tokens.append(_SPECIAL_IDS[match.group()])
+            tokens.append(SPECIAL_IDS[match.group()])
             start = match.end()
         return tokens + list(text[start:].encode())
 

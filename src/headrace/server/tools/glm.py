@@ -18,7 +18,6 @@ _KEY_END = "</arg_key>"
 _VALUE = "<arg_value>"
 _VALUE_END = Markers(("</arg_value>",))
 _KEY_RUN = re.compile(r"[^<\n]+")
-_MAX_KEY = 256
 
 
 class GlmParser(TaggedArgumentParser):
@@ -37,11 +36,10 @@ class GlmParser(TaggedArgumentParser):
         is_first = True
         while not (yield from reader.literal(_CALL_END)):
             yield from reader.expect(_KEY)
-            key = yield from reader.word(_KEY_RUN, _MAX_KEY)
-            yield from reader.expect(_KEY_END)
+            argument = yield from self._argument_name(_KEY_RUN, _KEY_END, is_first=is_first)
             yield from reader.space()
             yield from reader.expect(_VALUE)
-            yield from self._argument(name, key.strip(), _VALUE_END, (_KEY, _CALL_END), is_first=is_first)
+            yield from self._argument(name, argument, _VALUE_END, (_KEY, _CALL_END))
             is_first = False
             yield from reader.space()
         self._write_arguments("}")

@@ -20,9 +20,11 @@ _HEADER_RUN = re.compile(r"[^<]+")
 _MAX_HEADER = 256
 _HEADER_MARKS = (_CHANNEL, "<|constrain|>")
 _BODY_END = Markers((*_ENDS, _START, _CHANNEL))
-_RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
+_HEADER = re.compile(
+    r"(?:assistant)?\s*(?:to=(?P<early_recipient>\S+))?\s*<channel>\s*(?P<channel>analysis|commentary|final)"
+    r"(?:\s+to=(?P<recipient>\S+))?(?:\s+(?:json|code|text))?"
+)
 _FUNCTIONS = "functions."
-_CHANNELS = ("analysis", "commentary", "final")
 _MAX_HEADER_PARTS = 8
 
 
@@ -43,12 +45,10 @@ class HarmonyParser(ToolParser):
         channel, recipient = yield from self._header(marker)
         if recipient:
             yield from self._call(recipient)
-        elif channel in _CHANNELS:
+        else:
             self.reader.withdraw()
             self.sink.new_part()
             yield from self._body(self.sink.reasoning if channel == "analysis" else self.sink.content)
-        else:
-            raise NotAsExpected
 
     def _header(self, marker: str) -> Reading[tuple[str, str]]:
         """The channel, and the tool that is addressed, if one is."""
@@ -63,10 +63,10 @@ class HarmonyParser(ToolParser):
             if not mark or len(pieces) > _MAX_HEADER_PARTS:
                 raise NotAsExpected
             pieces.append(" <channel>" if mark == _CHANNEL else " ")
-        header = "".join(pieces)
-        channel = header.partition("<channel>")[2].split()[:1]
-        recipient = _RECIPIENT.search(header)
-        return (channel[0] if channel else ""), (recipient[1] if recipient else "")
+        header = _HEADER.fullmatch("".join(pieces).strip())
+        if header is None:
+            raise NotAsExpected
+        return header["channel"], header["early_recipient"] or header["recipient"] or ""
 
     def _call(self, recipient: str) -> Reading[None]:
         name = recipient.removeprefix(_FUNCTIONS)

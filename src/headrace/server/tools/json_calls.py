@@ -4,6 +4,7 @@ Knows such objects in every spelling that models use. Which marks stand around t
 from the moment its name and the beginning of its arguments are known; arguments that come before the name wait for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,6 +15,9 @@ from headrace.server.tools.parser import MAX_NAME, NAME, ToolParser
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
 _ID_KEYS = ("id", "tool_call_id")
+_FUNCTION = "function"
+_TYPE = "type"
+_KEYS = (*_NAME_KEYS, *_ARGUMENT_KEYS, *_ID_KEYS, _FUNCTION, _TYPE)
 _MAX_KEY = 32
 
 
@@ -102,7 +106,7 @@ class JsonCallParser(ToolParser):
                 yield from reader.expect(",")
                 yield from reader.space()
             is_first = False
-            key = yield from self._short_string(_MAX_KEY)
+            key = yield from self._one_of(_KEYS)
             yield from reader.space()
             yield from reader.expect(":")
             yield from reader.space()
@@ -111,15 +115,14 @@ class JsonCallParser(ToolParser):
     def _value(self, call: _Call, key: str, *, is_nested: bool) -> Reading[None]:
         reader = self.reader
         char = yield from reader.peek()
-        if (key in _NAME_KEYS or key == "function") and char == '"' and not call.name:
+        if (key in _NAME_KEYS or key == _FUNCTION) and char == '"' and not call.name:
             yield from self._read_name(call)
         elif key in _ARGUMENT_KEYS and not call.has_arguments:
             yield from self._read_arguments(call)
-        elif key == "function" and not is_nested:
+        elif key == _FUNCTION and not is_nested:
             yield from self._members(call, is_nested=True)
-        elif key == "type" and char == '"':
-            if (yield from self._short_string(_MAX_KEY)) != "function":
-                raise NotAsExpected
+        elif key == _TYPE and char == '"':
+            yield from self._one_of((_FUNCTION,))
         elif key in _ID_KEYS:
             pieces: list[str] = []
             yield from (json_string_text if char == '"' else json_scalar)(reader, pieces.append)
@@ -128,7 +131,9 @@ class JsonCallParser(ToolParser):
             raise NotAsExpected
 
     def _read_name(self, call: _Call) -> Reading[None]:
-        name = yield from self._short_string(MAX_NAME)
+        yield from self.reader.expect('"')
+        name = yield from self.reader.word(NAME, MAX_NAME)
+        yield from self.reader.expect('"')
         if not name or (self.known_names_only and name not in self.tools):
             raise NotAsExpected
         call.name = name
@@ -157,9 +162,13 @@ class JsonCallParser(ToolParser):
         self._write_arguments("".join(call.early_arguments))
         call.is_committed = True
 
-    def _short_string(self, max_chars: int) -> Reading[str]:
-        """A string that is a key or a name, which none of its characters can end early."""
+    def _one_of(self, strings: Sequence[str]) -> Reading[str]:
+        """Reads one of these, as a string. The beginning of another is noticed even where the text ends within it."""
         yield from self.reader.expect('"')
-        text = yield from self.reader.word(NAME, max_chars)
+        text = yield from self.reader.word(NAME, _MAX_KEY)
+        if not any(one.startswith(text) for one in strings):
+            raise NotAsExpected
         yield from self.reader.expect('"')
+        if text not in strings:
+            raise NotAsExpected
         return text

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from headrace.server.parsing.events import Event, Sink
+from headrace.server.parsing.json_text import escaped
 from headrace.server.parsing.reader import Markers, NotAsExpected, Reader, Reading, TextEnded
 from headrace.server.tools.schemas import Tools
 
@@ -98,6 +99,21 @@ class ToolParser:
         """Arguments of the call committed last, as they are read."""
         self.sink.arguments(text)
         self.reader.settle()
+
+    def _argument_name(self, pattern: re.Pattern[str], end: str, *, is_first: bool) -> Reading[str]:
+        """Reads an argument's name and what ends it, and writes it; its beginning too, where the text ends first."""
+        name = (yield from self.reader.word(pattern, MAX_NAME)).strip()
+        beginning = f'{"" if is_first else ", "}"{escaped(name)}'
+        if not name:
+            raise NotAsExpected
+        try:
+            yield from self.reader.space()
+            yield from self.reader.expect(end)
+        except TextEnded:
+            self._write_arguments(beginning)
+            raise
+        self._write_arguments(f'{beginning}": ')
+        return name
 
     def _next_call(self) -> None:
         """A further call may begin here: what is read from now on is owed again."""

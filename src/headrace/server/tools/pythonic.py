@@ -9,13 +9,11 @@ LFM2 puts them between marks: `<|tool_call_start|>[…]<|tool_call_end|>`.
 import re
 from typing import ClassVar
 
-from headrace.server.parsing.json_text import escaped
 from headrace.server.parsing.python_text import python_value
 from headrace.server.parsing.reader import NotAsExpected, Reading
 from headrace.server.tools.unmarked import UnmarkedCallParser
 
 _KEYWORD = re.compile(r"\w+")
-_MAX_KEYWORD = 128
 
 
 class PythonicParser(UnmarkedCallParser):
@@ -60,13 +58,8 @@ class PythonicParser(UnmarkedCallParser):
                 yield from reader.space()
                 if (yield from reader.peek()) == ")":
                     break
-            keyword = yield from reader.word(_KEYWORD, _MAX_KEYWORD)
+            yield from self._argument_name(_KEYWORD, "=", is_first=is_first)
             yield from reader.space()
-            yield from reader.expect("=")
-            yield from reader.space()
-            if not keyword:
-                raise NotAsExpected
-            self._write_arguments(f'{"" if is_first else ", "}"{escaped(keyword)}": ')
             yield from python_value(reader, self._write_arguments)
             is_first = False
         reader.take()

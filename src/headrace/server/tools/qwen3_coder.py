@@ -12,6 +12,7 @@ Models leave out the outer tag at times.
 """
 
 from headrace.server.parsing.reader import Markers, NotAsExpected, Reading
+from headrace.server.tools.parser import NAME
 from headrace.server.tools.tagged import TaggedArgumentParser
 
 _FUNCTION = "<function="
@@ -54,8 +55,7 @@ class Qwen3CoderParser(TaggedArgumentParser):
             if (yield from reader.literal(_FUNCTION_END)):
                 break
             yield from reader.expect(_PARAMETER)
-            key = yield from self._name()
-            yield from reader.expect(">")
-            yield from self._argument(name, key, _VALUE_END, (_PARAMETER, _FUNCTION_END, *_END_TAGS), is_first=is_first)
+            argument = yield from self._argument_name(NAME, ">", is_first=is_first)
+            yield from self._argument(name, argument, _VALUE_END, (_PARAMETER, _FUNCTION_END, *_END_TAGS))
             is_first = False
         self._write_arguments("}")

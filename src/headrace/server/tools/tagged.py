@@ -18,10 +18,9 @@ class TaggedArgumentParser(ToolParser):
     trims_line_breaks = False
     """One line break at each end of a value is the format's."""
 
-    def _argument(self, tool: str, key: str, end: Markers, followers: tuple[str, ...], *, is_first: bool) -> Reading[None]:
+    def _argument(self, tool: str, name: str, end: Markers, followers: tuple[str, ...]) -> Reading[None]:
         """A value up to its end mark, as an argument of the call."""
-        self._write_arguments(f'{"" if is_first else ", "}"{escaped(key)}": ')
-        types = self.tools.types(tool, key)
+        types = self.tools.types(tool, name)
         if types == _STRING:
             self._write_arguments('"')
             trimmed = _Trimmed(lambda text: self._write_arguments(escaped(text)), trims=self.trims_line_breaks)
