@@ -80,7 +80,8 @@ def test_a_string_of_bare_text_is_written_on_as_it_comes_and_other_values_when_t
 @pytest.mark.parametrize(
     ("text", "value"),
     [("12", "12"), ("12 monkeys", '"12 monkeys"'), ("true", "true"), ("False", "false"), ("None", "null"),
-     ('"q"', '"\\"q\\""'), ("[1, 2]", "[1, 2]"), ("{'a': 1}", "\"{'a': 1}\""), ("", '""'), ("1.50", "1.50"), ("a\tb", '"a\\tb"')],
+     ('"q"', '"\\"q\\""'), ("[1, 2]", "[1, 2]"), ("{'a': 1}", "\"{'a': 1}\""),
+     ("", '""'), ("1.50", "1.50"), ("a\tb", '"a\\tb"')],
 )  # fmt: skip
 def test_bare_text_that_no_schema_types_is_what_it_reads_as(text: str, value: str) -> None:
     call = parsed("glm", [f"<tool_call>math.add\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"]).calls[

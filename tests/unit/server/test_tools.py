@@ -111,7 +111,8 @@ def test_an_answer_that_only_calls_has_no_content() -> None:
 
 def test_without_tools_a_call_is_text() -> None:
     app, _ = app_saying(CALLS)
-    for fields in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
+    nothing: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}]
+    for fields in nothing:
         choice = chat(app, max_tokens=500, **fields).json()["choices"][0]
         assert choice["message"]["content"] == CALLS
         assert choice["finish_reason"] == "stop"

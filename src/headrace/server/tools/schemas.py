@@ -5,6 +5,9 @@ from typing import Any
 
 import msgspec
 
+from headrace.server.parsing.python_text import python_value
+from headrace.server.parsing.reader import NotAsExpected, Reader
+
 _SCALARS = {"true": "true", "false": "false", "none": "null", "null": "null"}
 _NO_TYPES: frozenset[str] = frozenset()
 
@@ -65,12 +68,25 @@ def json_of(text: str, types: frozenset[str]) -> str:
     try:
         value = msgspec.json.decode(bare.encode())
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return _json_string(text)
+        return _json_string(text) if not types or "string" in types else _json_of_python(bare) or _json_string(text)
     if isinstance(value, str):  # in quotes of its own
         return bare if types and "string" not in types else _json_string(text)
     if types and "string" in types and not _kinds(value) & types:
         return _json_string(text)
     return bare
+
+
+def _json_of_python(text: str) -> str:
+    """What a Python literal is as JSON; empty where it is none. Models write lists so that are to be JSON."""
+    reader, pieces = Reader(), list[str]()
+    reader.feed(text)
+    reader.end()
+    try:
+        for _ in python_value(reader, pieces.append):
+            raise AssertionError("nothing is waited for beyond the end")
+    except NotAsExpected:
+        return ""
+    return "" if reader.char else "".join(pieces)
 
 
 def _kinds(value: Any) -> frozenset[str]:
