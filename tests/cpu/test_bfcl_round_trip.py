@@ -46,14 +46,17 @@ def schema_of(theirs: Any) -> Any:
     return schema
 
 
+Task = tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]
+
+
 @cache
-def tasks() -> list[tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]]:
+def tasks() -> list[Task]:
     """Tools as a request gives them, and calls that the suite takes for right."""
     with tarfile.open(ARCHIVE) as archive:
         return [task for part in PARTS for task in _tasks_of(archive, part)]
 
 
-def _tasks_of(archive: tarfile.TarFile, part: str) -> Iterator[tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]]:
+def _tasks_of(archive: tarfile.TarFile, part: str) -> Iterator[Task]:
     answers = {line["id"]: line["ground_truth"] for line in _lines(archive, f"possible_answer/BFCL_v4_{part}.json")}
     for line in _lines(archive, f"BFCL_v4_{part}.json"):
         tools = [
@@ -129,7 +132,7 @@ def test_every_tool_of_the_suite_is_taken_and_makes_a_form_that_its_calls_have()
 
 
 def test_tools_of_the_suite_render_in_the_templates_that_take_tools() -> None:
-    paths = sorted(TEMPLATES.glob("*Qwen*.jinja")) + sorted(TEMPLATES.glob("meta-llama*.jinja"))
+    paths = sorted(TEMPLATES.glob("Qwen*.jinja")) + sorted(TEMPLATES.glob("meta-llama*.jinja"))
     if not paths:
         pytest.skip("needs ../shared/data/suites/llama.cpp/templates")
     for path in paths:

@@ -1,5 +1,5 @@
-"""Real models' chat templates and tools: turns with calls render as transformers renders them, the format is found, and what a
-template writes for an earlier call is what the parser reads of a new one.
+"""Real models' chat templates and tools: turns with calls render as transformers renders them, the format is found, and
+what a template writes for an earlier call is what the parser reads of a new one.
 
 The templates lie in a folder of public data that not everyone has; without it these tests are skipped.
 """
@@ -27,7 +27,7 @@ WEATHER = {
     },
     "required": ["city"],
 }
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": WEATHER}}
     for name in ("get_weather", "stop_wheel")
 ]
@@ -35,7 +35,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"city": "Zürich", "days": 3},
     {"city": 'a "b" <c>\n{d}', "exact": True, "places": ["x", "y"]},
 ]
-CALLS = [
+CALLS: list[dict[str, Any]] = [
     {"id": f"abcdefgh{i}", "type": "function", "function": {"name": tool["function"]["name"], "arguments": given}}
     for i, (tool, given) in enumerate(zip(TOOLS, ARGUMENTS, strict=True))
 ]
@@ -108,13 +108,15 @@ def source_of(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
+def _with_arguments_as_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+
 def forms(turn: dict[str, Any]) -> list[dict[str, Any]]:
     """A turn with calls in every form that templates may want, the preferred first."""
     absent = {key: value for key, value in turn.items() if key != "content"}
-    as_text = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
-        for call in turn["tool_calls"]
-    ]
+    as_text = [_with_arguments_as_text(call) for call in turn["tool_calls"]]
     return [
         {**one, "tool_calls": calls}
         for calls in (turn["tool_calls"], as_text)
@@ -130,9 +132,10 @@ def test_turns_with_calls_render_as_transformers_renders_them(name: str, num_cal
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in turn["tool_calls"]]
     later = [*results, {"role": "assistant", "content": "It is sunny."}, {"role": "user", "content": "Thanks"}]
     for tail in ([], later) if is_answered else ([],):
-        for options in ({"tools": TOOLS}, {}):
+        for options in (dict[str, Any](tools=TOOLS), dict[str, Any]()):
             rendered = ours(template, [ASKED, turn, *tail], **options)
-            candidates = [theirs(source, [ASKED, form, *tail], add_generation_prompt=True, **options) for form in forms(turn)]
+            options["add_generation_prompt"] = True
+            candidates = [theirs(source, [ASKED, form, *tail], **options) for form in forms(turn)]
             assert rendered in candidates
             assert rendered is None or "None" not in rendered or candidates.count(rendered) > 1
 

@@ -11,8 +11,9 @@
 Models leave out the outer tag at times.
 """
 
+import re
+
 from headrace.server.parsing.reader import Markers, NotAsExpected, Reading
-from headrace.server.tools.parser import NAME
 from headrace.server.tools.tagged import TaggedArgumentParser
 
 _FUNCTION = "<function="
@@ -21,6 +22,7 @@ _PARAMETER = "<parameter="
 _PARAMETER_END = "</parameter>"
 _TAGS = ("<tool_call>", "<seed:tool_call>")
 _END_TAGS = ("</tool_call>", "</seed:tool_call>")
+_NAME_RUN = re.compile(r"[^<>\n]+")
 _VALUE_END = Markers((_PARAMETER_END,))
 
 
@@ -55,7 +57,7 @@ class Qwen3CoderParser(TaggedArgumentParser):
             if (yield from reader.literal(_FUNCTION_END)):
                 break
             yield from reader.expect(_PARAMETER)
-            argument = yield from self._argument_name(NAME, ">", is_first=is_first)
+            argument = yield from self._argument_name(_NAME_RUN, ">", is_first=is_first)
             yield from self._argument(name, argument, _VALUE_END, (_PARAMETER, _FUNCTION_END, *_END_TAGS))
             is_first = False
         self._write_arguments("}")
