@@ -52,6 +52,56 @@ class ChatMessage(Struct, forbid_unknown_fields=True, frozen=True):
     reasoning_content: Annotated[str | None, Meta(description="The older name of `reasoning`.")] = None
 
 
+class JsonSchemaFormat(Struct, forbid_unknown_fields=True, frozen=True):
+    """A JSON Schema, as OpenAI wraps it."""
+
+    name: Annotated[str | None, Meta(description="Your name for it. Accepted; has no effect here.")] = None
+    description: Annotated[str | None, Meta(description="What it is for. Accepted; has no effect here.")] = None
+    schema: Annotated[
+        Any, Meta(description="The JSON Schema, draft 2020-12. A keyword that cannot be enforced is refused by name.")
+    ] = None
+    strict: Annotated[bool | None, Meta(description="Accepted; the schema is enforced whatever it says.")] = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True, frozen=True):
+    """The form of the answer, as OpenAI asks for it."""
+
+    type: Annotated[
+        Literal["text", "json_object", "json_schema", "structural_tag"],
+        Meta(description="`text`: free; `json_object`: any JSON object; `json_schema`: what the schema describes; "
+             "`structural_tag`: free text in which some tags have a form."),
+    ]  # fmt: skip
+    json_schema: Annotated[JsonSchemaFormat | None, Meta(description="For type `json_schema`.")] = None
+    schema: Annotated[Any, Meta(description="For type `json_object`, as llama.cpp has it: a JSON Schema.")] = None
+    structures: Annotated[
+        list[Any] | None, Meta(description="For type `structural_tag`: objects of `begin`, `schema` and `end`.")
+    ] = None
+    triggers: Annotated[
+        list[str] | None, Meta(description="For type `structural_tag`: texts after which a tag must follow.")
+    ] = None
+    format: Annotated[Any, Meta(description="For type `structural_tag`: the format, as XGrammar has it.")] = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True, frozen=True):
+    """The form of the answer: exactly one of the first six."""
+
+    json: Annotated[Any, Meta(description="A JSON Schema, as an object or as text.")] = None
+    regex: Annotated[str | None, Meta(description="A regular expression that the whole answer matches.")] = None
+    choice: Annotated[list[str] | None, Meta(description="Texts, one of which is the answer.")] = None
+    grammar: Annotated[str | None, Meta(description="A grammar in GBNF (llama.cpp's) or in Lark's notation.")] = None
+    json_object: Annotated[bool | None, Meta(description="True: any JSON object.")] = None
+    structural_tag: Annotated[
+        Any, Meta(description="Free text in which some tags have a form: an object or its JSON text.")
+    ] = None
+    disable_any_whitespace: Annotated[bool | None, Meta(description="Write JSON without spaces and line breaks.")] = None
+    disable_additional_properties: Annotated[
+        bool | None, Meta(description="Objects have no properties but those that the schema names.")
+    ] = None
+    whitespace_pattern: Annotated[
+        str | None, Meta(description="A regular expression for each run of whitespace in JSON.")
+    ] = None
+
+
 class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
     """What chat and text completions have in common."""
 
@@ -124,6 +174,12 @@ class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
             description="Let the tokenizer add its own special tokens to the prompt. Default: true for completions; false "
             "for chat, whose template writes them."
         ),
+    ] = None
+    response_format: Annotated[
+        ResponseFormat | None, Meta(description="The form that the answer must have, as OpenAI asks for it.")
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Meta(description="The form that the answer must have, as vLLM asks for it.")
     ] = None
     priority: Annotated[
         int | None,

@@ -10,6 +10,7 @@ from typing import Literal
 from headrace.base.ids import RequestId
 from headrace.base.system_clock import unix_seconds
 from headrace.engine.host.generation import GenerationRequest, OutputChunk, TokenLogprob
+from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.engine.mind.update import FinishReason
 from headrace.protocol.openai import GenerationFields, PromptTokensDetails, Usage
 from headrace.server.door import Call
@@ -49,6 +50,7 @@ def generations(
     answer_id: str,
     limits: Limits,
     num_logprobs: int,
+    structured_output: StructuredOutput | None = None,
 ) -> list[Chunks]:
     """One generation for each prompt. Every prompt is judged before any reaches the engine."""
     services = call.services
@@ -62,6 +64,7 @@ def generations(
             seed=new_seed() if request.seed is None else request.seed,
             facts=services.engine.facts,
             config=services.config,
+            structured_output=structured_output,
         )
         for prompt in prompts
     ]

@@ -38,16 +38,19 @@ from headrace.server.answers import (
 from headrace.server.door import Call, Reply
 from headrace.server.prompts import Prompt, chat_prompt
 from headrace.server.streaming import DONE, Chunks, event, merged, stream_answer
+from headrace.server.structured import structured_output
 from headrace.server.validation import NO_LOGPROBS, Limits, check_common
 
 
 async def answer_chat(call: Call, reply: Reply) -> None:
     request = decoding.CHAT.decode(call.body)
     check_common(request, call.services.engine.facts, call.services.config)
-    limits, num_logprobs = _limits(request), _num_logprobs(request)
+    limits, num_logprobs, form = _limits(request), _num_logprobs(request), structured_output(request)
     prompt = await chat_prompt(call.services, request)
     identity = answer_identity(call, request, "chatcmpl")
-    chunks = generations(call, request, [prompt], answer_id=identity.id, limits=limits, num_logprobs=num_logprobs)
+    chunks = generations(
+        call, request, [prompt], answer_id=identity.id, limits=limits, num_logprobs=num_logprobs, structured_output=form
+    )
     if request.stream:
         await stream_answer(chunks, _ChunkWriter(request, prompt, identity), reply)
     else:

@@ -27,6 +27,7 @@ from headrace.server.answers import (
 from headrace.server.door import Call, Reply
 from headrace.server.prompts import Prompt, completion_prompts
 from headrace.server.streaming import DONE, Chunks, event, merged, stream_answer
+from headrace.server.structured import structured_output
 from headrace.server.validation import NO_LOGPROBS, Limits, check_common
 
 DEFAULT_MAX_TOKENS = 16
@@ -37,7 +38,7 @@ async def answer_completion(call: Call, reply: Reply) -> None:
     request = decoding.COMPLETION.decode(call.body)
     services = call.services
     check_common(request, services.engine.facts, services.config)
-    num_logprobs = _num_logprobs(request)
+    num_logprobs, form = _num_logprobs(request), structured_output(request)
     prompts = await completion_prompts(services, request.prompt, add_special_tokens=request.add_special_tokens is not False)
     identity = answer_identity(call, request, "cmpl")
     limits = Limits(
@@ -46,7 +47,9 @@ async def answer_completion(call: Call, reply: Reply) -> None:
         max_tokens_field="max_tokens",
         prompt_field="prompt",
     )
-    chunks = generations(call, request, prompts, answer_id=identity.id, limits=limits, num_logprobs=num_logprobs)
+    chunks = generations(
+        call, request, prompts, answer_id=identity.id, limits=limits, num_logprobs=num_logprobs, structured_output=form
+    )
     answer = _Answer(request, prompts, identity, services.engine.tokenizer)
     if request.stream:
         await stream_answer(chunks, answer, reply)

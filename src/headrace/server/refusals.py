@@ -36,7 +36,7 @@ def _equals_n(value: Any, body: Body) -> bool:
 
 _TOOLS = "tool calling is not supported"
 _MULTIMODAL = "the model reads and writes text only"
-_STRUCTURED = "constrained decoding is not supported"
+_GUIDED = "it is called structured_outputs now: {}"
 _TRANSFER = "this engine does not exchange its cache with others"
 _BEAM = "beam search is not supported"
 _REASONING = "reasoning is not separated from the answer"
@@ -54,14 +54,12 @@ _COMMON: dict[str, Refusal] = {
     "early_stopping": _refuse(f"it belongs to beam search, and {_BEAM}", False),
     "prompt_logprobs": _refuse("log-probabilities of the prompt are not computed"),
     "logprob_token_ids": _refuse("log-probabilities are reported for the most probable tokens only", []),
-    "allowed_token_ids": _refuse(f"{_STRUCTURED}; logit_bias can favour tokens"),
+    "allowed_token_ids": _refuse("logit_bias can favour tokens"),
     "bad_words": _refuse("words cannot be forbidden; logit_bias can forbid tokens", []),
-    "structured_outputs": _refuse(_STRUCTURED),
-    "guided_json": _refuse(_STRUCTURED),
-    "guided_regex": _refuse(_STRUCTURED),
-    "guided_choice": _refuse(_STRUCTURED),
-    "guided_grammar": _refuse(_STRUCTURED),
-    "response_format": _refuse(_STRUCTURED, {"type": "text"}),
+    "guided_json": _refuse(_GUIDED.format('{"json": …}')),
+    "guided_regex": _refuse(_GUIDED.format('{"regex": …}')),
+    "guided_choice": _refuse(_GUIDED.format('{"choice": …}')),
+    "guided_grammar": _refuse(_GUIDED.format('{"grammar": …}')),
     "spaces_between_special_tokens": _refuse("spaces between special tokens are kept as the tokenizer has them", True),
     "truncate_prompt_tokens": _refuse("prompts are never cut short"),
     "truncation_side": _refuse("prompts are never cut short"),

@@ -14,6 +14,7 @@ from headrace.base.errors import ContextLengthError, InvalidRequestError, ModelN
 from headrace.base.ids import RequestId
 from headrace.engine.host.generation import EngineFacts, GenerationRequest
 from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.protocol.openai import GenerationFields
 from headrace.server.config import ServerConfig
 from headrace.server.errors import shortened, suggestion
@@ -95,6 +96,7 @@ def generation_request(
     seed: int,
     facts: EngineFacts,
     config: ServerConfig,
+    structured_output: StructuredOutput | None = None,
 ) -> GenerationRequest:
     """One prompt's request to the engine."""
     max_tokens = _max_tokens(len(prompt_token_ids), limits, facts)
@@ -110,6 +112,7 @@ def generation_request(
         stop=stop_strings(request, config),
         include_stop_str_in_output=_or(request.include_stop_str_in_output, False),
         skip_special_tokens=_or(request.skip_special_tokens, True),
+        structured_output=structured_output,
     )
 
 

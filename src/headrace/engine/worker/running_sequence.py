@@ -11,8 +11,8 @@ from headrace.engine.worker.penalties import TokenCounts
 
 class RunningSequence:
     __slots__ = (
-        "block_table", "constraint", "eos_token_ids", "failure", "num_prompt_tokens", "sample_index", "sampling", "token_counts",
-        "token_ids",
+        "block_table", "constraint", "eos_token_ids", "failure", "num_prompt_tokens", "sample_index", "sampling",
+        "token_counts", "token_ids",
     )  # fmt: skip
 
     def __init__(self, new: NewSequence) -> None:

@@ -4,8 +4,8 @@ Knows SamplingParams' formulas. Does not know the model, nor which step it serve
 its token depends on its logits, its parameters, its tokens and (seed, sample index, position), on nothing else.
 
 Order for one row: log-probabilities are taken from the raw logits; then logit_bias; repetition, frequency and presence
-penalties; the form's ban; the ban on ending before min_tokens; then the most probable token (the lowest id among equals) if greedy, else
-temperature, top_k, top_p of what top_k left, min_p, and one draw from what remains, in order of token id.
+penalties; the form's ban; the ban on ending before min_tokens; then the most probable token (the lowest id among equals)
+if greedy, else temperature, top_k, top_p of what top_k left, min_p, and one draw from what remains, in order of token id.
 """
 
 import math
