@@ -33,24 +33,38 @@ from headrace.server.answers import (
     finish_reason,
     finite,
     generations,
+    prompt_logprobs_list,
     tally,
 )
 from headrace.server.door import Call, Reply
-from headrace.server.prompts import Prompt, chat_prompt
+from headrace.server.prompts import Prompt, chat_prompt, truncated
 from headrace.server.streaming import DONE, Chunks, event, merged, stream_answer
 from headrace.server.structured import structured_output
-from headrace.server.validation import NO_LOGPROBS, Limits, check_common
+from headrace.server.validation import (
+    NO_LOGPROBS,
+    Asked,
+    Limits,
+    bad_words_token_ids,
+    check_common,
+    num_prompt_logprobs,
+)
 
 
 async def answer_chat(call: Call, reply: Reply) -> None:
     request = decoding.CHAT.decode(call.body)
     check_common(request, call.services.engine.facts, call.services.config)
-    limits, num_logprobs, form = _limits(request), _num_logprobs(request), structured_output(request)
-    prompt = await chat_prompt(call.services, request)
-    identity = answer_identity(call, request, "chatcmpl")
-    chunks = generations(
-        call, request, [prompt], answer_id=identity.id, limits=limits, num_logprobs=num_logprobs, structured_output=form
+    limits = _limits(request)
+    asked = Asked(
+        num_logprobs=_num_logprobs(request),
+        num_prompt_logprobs=num_prompt_logprobs(request),
+        structured_output=structured_output(request),
+        bad_words_token_ids=bad_words_token_ids(request.bad_words or (), call.services.engine.tokenizer),
     )
+    prompt = await chat_prompt(call.services, request)
+    max_model_len = call.services.engine.facts.max_model_len
+    prompt = truncated(prompt, request, max_model_len=max_model_len, max_tokens=limits.max_tokens)
+    identity = answer_identity(call, request, "chatcmpl")
+    chunks = generations(call, request, [prompt], answer_id=identity.id, limits=limits, asked=asked)
     if request.stream:
         await stream_answer(chunks, _ChunkWriter(request, prompt, identity), reply)
     else:
@@ -78,6 +92,8 @@ def _num_logprobs(request: ChatCompletionRequest) -> int:
         raise InvalidRequestError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}, not {num_top}", param="top_logprobs")
     if request.logprobs:
         return num_top
+    if request.logprob_token_ids:
+        raise InvalidRequestError("logprob_token_ids needs logprobs to be true", param="logprob_token_ids")
     if num_top:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     return NO_LOGPROBS
@@ -100,6 +116,7 @@ async def _whole(
         usage=counted.usage(),
         system_fingerprint=identity.system_fingerprint,
         prompt_token_ids=prompt.token_ids if request.return_token_ids else UNSET,
+        prompt_logprobs=(UNSET if request.prompt_logprobs is None else prompt_logprobs_list(answers[0].prompt_logprobs)),
     )
     await reply.whole(msgspec.json.encode(completion))
 

@@ -4,6 +4,7 @@ Knows matchers, masks and one thread. Does not know how forms are compiled, logi
 
 After a step has sampled, the tokens go to the thread, which advances each form and writes its next mask while the next
 step's forward pass runs; the sampler then finds the masks ready. All that touches a matcher happens on that thread,
+in order.
 """
 
 import queue
