@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import json
 import re
 import shlex
 import tomllib
@@ -136,6 +137,19 @@ def _commands_by_name() -> dict[str, argparse.ArgumentParser]:
         add_parser(commands)
     assert [action.dest for action in commands._choices_actions if action.help] == [*commands.choices], "one has no help"
     return dict(commands.choices)
+
+
+def test_every_measurement_is_in_the_readme_as_it_was_measured() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if "(benchmarks/results/" in line]
+    results = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    assert {link for row in rows for link in _LINK.findall(row)} == {shown(result) for result in results}
+    for row in rows:
+        result = json.loads((ROOT / _LINK.findall(row)[0]).read_text())
+        values = [figure["median"] for figure in result["figures"]] + [target["reached"] for target in result["targets"]]
+        measured = re.findall(r"\*\*([\d.]+)", row)
+        assert measured, row
+        assert set(measured) <= {f"{value:.3g}" for value in values}, row
+        assert ("missed" in row) == any(not target["is_met"] for target in result["targets"]), row
 
 
 def test_the_changelog_begins_with_what_is_not_released() -> None:

@@ -150,7 +150,8 @@ class ServeOptions:
     )
     max_tokens_per_prompt_chunk: int = option(
         ENGINE.max_tokens_per_prompt_chunk, COUNT, Group.SCHEDULING,
-        "most tokens of one prompt in one step while others wait", spellings=("--long-prefill-token-threshold",),
+        "most tokens of one step for long prompts, all together, while others want some too",
+        spellings=("--long-prefill-token-threshold",),
     )  # fmt: skip
     max_num_queued_requests: int = option(
         ENGINE.max_num_queued_requests, COUNT, Group.SCHEDULING, "requests that may wait; more are refused with 503"

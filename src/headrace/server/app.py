@@ -3,6 +3,7 @@
 Knows the other files of this folder. Does not know how an engine works, nor where its options came from.
 """
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from headrace.base.clock import Clock
 from headrace.base.errors import HeadraceError
@@ -36,6 +38,11 @@ __all__ = ["create_app", "serve_http", "stop_on_signals"]
 _HERE = Path(__file__).parent
 _WEB = _HERE / "web"
 _DOCS_PAGE = _HERE / "docs.html"
+
+_PAGE_HEADERS = {
+    "cache-control": "no-cache",  # an upgraded server must not be asked by half of an old page
+    "x-frame-options": "DENY",  # nor be clicked through somebody else's
+}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -87,7 +94,9 @@ def create_app(
 
 
 def _routes(services: Services) -> list[BaseRoute]:
-    routes: list[BaseRoute] = [
+    return [
+        Route("/", _page(_WEB / "index.html")),
+        Mount("/web", _WebFiles(directory=_WEB)),
         Route("/v1/chat/completions", Door(services, answer_chat), methods=["POST"]),
         Route("/v1/completions", Door(services, answer_completion), methods=["POST"]),
         Route("/v1/models", admin.list_models),
@@ -103,9 +112,6 @@ def _routes(services: Services) -> list[BaseRoute]:
         Route("/openapi.json", _document),
         Route("/docs", _page(_DOCS_PAGE)),
     ]
-    if (_WEB / "index.html").is_file():
-        return [*routes, Route("/", _page(_WEB / "index.html")), Mount("/web", StaticFiles(directory=_WEB))]
-    return [*routes, Route("/", _to_docs)]
 
 
 def _middleware(services: Services) -> list[Middleware]:
@@ -127,19 +133,26 @@ def _middleware(services: Services) -> list[Middleware]:
     return layers
 
 
+class _WebFiles(StaticFiles):
+    """The page's modules and styles, asked for anew where they changed."""
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(_PAGE_HEADERS)
+        return response
+
+
 async def _document(request: Request) -> Response:
     return Response(openapi.encoded_document(), media_type="application/json")
 
 
 def _page(path: Path) -> Endpoint:
     async def send_page(request: Request) -> Response:
-        return FileResponse(path, media_type="text/html")
+        return FileResponse(path, media_type="text/html", headers=_PAGE_HEADERS)
 
     return send_page
-
-
-async def _to_docs(request: Request) -> Response:
-    return RedirectResponse("/docs")
 
 
 def _answer_error(request: Request, error: Exception) -> Response:

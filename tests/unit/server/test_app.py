@@ -104,11 +104,15 @@ def test_the_root_and_the_docs_are_pages_that_fetch_nothing_from_elsewhere() -> 
     assert "://" not in docs.text.replace("http://www.w3.org/", "")
     root = call(app, "GET", "/")
     page = Path(openapi.__file__).parent / "web" / "index.html"
-    if page.is_file():
-        assert root.content == page.read_bytes()
-        assert error_of(call(app, "GET", "/web/none.js"), 404)
-    else:
-        assert (root.status_code, root.headers["location"]) == (307, "/docs")
+    assert root.content == page.read_bytes()
+    assert error_of(call(app, "GET", "/web/none.js"), 404)
+
+
+def test_pages_are_asked_for_anew_and_cannot_be_framed() -> None:
+    app = make_app()
+    for path in ("/", "/docs", "/web/app.js"):
+        headers = call(app, "GET", path).headers
+        assert (headers["cache-control"], headers["x-frame-options"]) == ("no-cache", "DENY")
 
 
 def test_assets_of_the_page_cannot_be_left() -> None:

@@ -45,7 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     """Most sequences that run at once."""
     max_tokens_per_prompt_chunk: int = 512
-    """Most tokens of one prompt in one step while others wait."""
+    """Most tokens of one step for long prompts, all of them together, while others want tokens too."""
     policy: SchedulingPolicy = SchedulingPolicy.FCFS
     """Who goes first."""
     enable_prefix_caching: bool = True

@@ -3,9 +3,11 @@
 Knows torch. Does not know models, layers or the mind; `protocol.py` says what each operation means.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -53,7 +55,9 @@ class TorchOps:
 
     def allocate_kv(self, shape: AttentionShape, *, num_blocks: int, block_size: int) -> torch.Tensor:
         size = (2, shape.num_kv_heads, num_blocks, block_size, shape.head_dim)
-        return torch.zeros(size, dtype=self._dtype, device=self._device)
+        if self._device.type != "cpu":
+            return torch.zeros(size, dtype=self._dtype, device=self._device)
+        return _untouched_zeros(math.prod(size) * self._dtype.itemsize).view(self._dtype).reshape(size)
 
     def kv_bytes_per_token(self, shape: AttentionShape) -> int:
         return 2 * shape.num_kv_heads * shape.head_dim * self._dtype.itemsize
@@ -141,6 +145,17 @@ class TorchOps:
     def make_finite(self, kv: torch.Tensor, block_ids: Sequence[int]) -> None:
         for block in block_ids:
             kv[:, :, block].nan_to_num_()
+
+
+def _untouched_zeros(num_bytes: int) -> torch.Tensor:
+    """Zeros that take memory only where they are written to: a large cache costs nothing before it is used.
+
+    torch.zeros writes them all. NumPy leaves that to the system, but aligns less than vector instructions like.
+    """
+    alignment = 64
+    raw = np.zeros(num_bytes + alignment, dtype=np.uint8)
+    start = -raw.ctypes.data % alignment
+    return torch.from_numpy(raw[start : start + num_bytes])
 
 
 def _describe(device: torch.device) -> tuple[str, str]:

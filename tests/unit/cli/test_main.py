@@ -1,0 +1,102 @@
+"""The command line's manners: what it does not know it says, and its exit status tells which kind of thing went wrong."""
+
+import argparse
+from collections.abc import Callable
+
+import pytest
+
+from headrace.base.errors import CheckpointError, ConfigurationError, EngineDeadError, HeadraceError, OverloadedError
+from headrace.cli import main as command_line
+from headrace.cli.main import main
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said of words that are refused."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_misspelt_option_is_refused_with_the_right_spelling(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean '--max-model-len'?" in refused(["serve", "--max-model-length", "5"], capsys)
+
+
+def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no option --max-model" in refused(["serve", "--max-model", "5"], capsys)
+
+
+def test_a_misspelt_command_is_refused_with_the_right_spelling(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'serve'?" in refused(["srve"], capsys)
+
+
+def test_a_word_too_many_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'model-b' is one word too many" in refused(["serve", "model-a", "model-b"], capsys)
+
+
+def test_a_bad_value_names_its_option_and_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["serve", "--kv-cache-memory", "lots"], capsys)
+    assert "--kv-cache-memory" in said
+    assert "'lots' is not a size; write for example 512M or 2GiB" in said
+
+
+def test_a_misspelt_choice_is_refused_with_the_right_spelling(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'bfloat16'?" in refused(["serve", "--dtype", "bflaot16"], capsys)
+
+
+def test_no_command_is_refused_and_help_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "headrace --help" in refused([], capsys)
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["serve", "--help"], ["pull", "--help"], ["simulate", "--help"], ["--version"]]
+)
+def test_help_is_given_and_is_no_failure(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert not stop.value.code
+    assert "headrace" in capsys.readouterr().out
+
+
+def test_version_says_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("headrace ")
+    assert "Python" in said
+    assert "torch" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigurationError("an option"), 2),
+        (CheckpointError("a model"), 3),
+        (EngineDeadError("an engine"), 4),
+        (OverloadedError("anything else"), 1),
+    ],
+)
+def test_an_operating_error_is_one_plain_line_and_a_status_of_its_kind(
+    error: HeadraceError, status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(options: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setitem(command_line._COMMANDS, "version", _command(fail))
+    assert main(["version"]) == status
+    assert capsys.readouterr().err == f"headrace: {error}\n"
+
+
+def test_an_interruption_is_no_stack_trace(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(options: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(command_line._COMMANDS, "version", _command(interrupt))
+    assert main(["version"]) == 130
+    assert capsys.readouterr().err == "headrace: interrupted\n"
+
+
+def _command(run: Callable[[argparse.Namespace], int]) -> Callable[[command_line.Commands], None]:
+    def add_parser(commands: command_line.Commands) -> None:
+        commands.add_parser("version").set_defaults(run=run)
+
+    return add_parser
