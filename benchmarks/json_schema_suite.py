@@ -139,9 +139,8 @@ def main() -> None:
     result.targets.append(Target("no invalid instance is accepted", num_missed, "instances", num_missed == 0))
     for one in judgements:
         if one.outcome in ("narrower", "MISSED"):
-            result.notes.append(
-                f"{one.outcome}: {one.case.file}: {one.case.description}: {one.test['description']}: {_json(one.test['data'])[:80]}"
-            )
+            place = f"{one.case.file}: {one.case.description}: {one.test['description']}"
+            result.notes.append(f"{one.outcome}: {place}: {_json(one.test['data'])[:80]}")
     reasons = Counter(_keyword(one.reason) for one in judgements if one.outcome == "refused")
     result.notes += [f"refused, {count} instances: {reason}" for reason, count in reasons.most_common()]
     result.save()

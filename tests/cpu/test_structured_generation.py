@@ -10,12 +10,12 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.cpu.tiny_engine import TinyEngine, write_model
+from tests.fakes import EOS
 
 from headrace.engine.grammar.protocol import TokenMask
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
 from headrace.engine.mind.update import FinishReason
-from tests.cpu.tiny_engine import TinyEngine, write_model
-from tests.fakes import EOS
 
 SCHEMA = {
     "type": "object",

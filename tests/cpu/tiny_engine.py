@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.checkpoint_files import LLAMA_CONFIG, Array, tiny_llama, write_folder
+from tests.fakes import EOS, IM_END, ByteTokenizer
+from tests.unit.grammar.vocabularies import vocabulary
+
 from headrace.base.clock import Nanos
 from headrace.base.ids import RequestId, SequenceId, StepId
 from headrace.engine.grammar.cache import FormCache
@@ -22,9 +26,6 @@ from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.engine.mind.update import FinishReason
 from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.worker import Worker, WorkerConfig
-from tests.checkpoint_files import LLAMA_CONFIG, Array, tiny_llama, write_folder
-from tests.fakes import EOS, IM_END, ByteTokenizer
-from tests.unit.grammar.vocabularies import vocabulary
 
 VOCABULARY = vocabulary(ByteTokenizer())
 VOCAB_SIZE = len(VOCABULARY.token_bytes)

@@ -60,7 +60,7 @@ def _replay(path: Path, console: Console) -> int:
 
 def _simulate(first_seed: int, num_seeds: int, num_requests: int, console: Console) -> int:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("seed", "ended", "aborted", "refused", "steps", "preempted", "evicted", "hits", "virtual", "digest"):
+    for column in ("seed", "ended", "gone", "refused", "steps", "preempted", "evicted", "hits", "time", "digest"):
         table.add_column(column, justify="right", no_wrap=True)
     with Progress(console=console, transient=True) as progress:
         for seed in progress.track(range(first_seed, first_seed + num_seeds), description="rehearsing"):

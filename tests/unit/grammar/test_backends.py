@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.grammar.vocabularies import EOS, IM_END, IM_START, LongTokenizer, vocabulary
 
 from headrace.base.errors import ConfigurationError, InvalidRequestError
 from headrace.engine.grammar.protocol import GrammarBackend, Matcher
 from headrace.engine.grammar.registry import BACKENDS, make_backend
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
-from tests.unit.grammar.vocabularies import EOS, IM_END, IM_START, LongTokenizer, vocabulary
 
 PERSON = {
     "type": "object",
@@ -84,7 +84,9 @@ def test_a_regular_expression_matches_the_whole_answer(backend: GrammarBackend, 
     assert accepts(backend, form(OutputKind.REGEX, "[0-9]{3}-[a-z]{2}"), answer) is is_valid
 
 
-@pytest.mark.parametrize(("answer", "is_valid"), [("yes", True), ('"no"\n', True), ("naïve 水", True), ("ye", False), ("no", False)])
+@pytest.mark.parametrize(
+    ("answer", "is_valid"), [("yes", True), ('"no"\n', True), ("naïve 水", True), ("ye", False), ("no", False)]
+)
 def test_one_of_the_choices_is_the_answer(backend: GrammarBackend, answer: str, is_valid: bool) -> None:
     assert accepts(backend, form(OutputKind.CHOICE, ["yes", '"no"\n', "naïve 水"]), answer) is is_valid
 
@@ -159,7 +161,9 @@ def test_additional_properties_can_be_forbidden(backend: GrammarBackend) -> None
         (OutputKind.STRUCTURAL_TAG, "{}"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_in_the_clients_words(backend: GrammarBackend, kind: OutputKind, text: str) -> None:
+def test_what_cannot_be_enforced_is_refused_in_the_clients_words(
+    backend: GrammarBackend, kind: OutputKind, text: str
+) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         backend.compile(form(kind, text, field="structured_outputs.x"))
     assert str(refused.value).startswith("structured_outputs.x")

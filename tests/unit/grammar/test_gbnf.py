@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.grammar.vocabularies import LongTokenizer, vocabulary
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.gbnf import gbnf_to_lark, is_gbnf
 from headrace.engine.grammar.registry import make_backend
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
-from tests.unit.grammar.vocabularies import LongTokenizer, vocabulary
 
 BACKEND = make_backend("llguidance", vocabulary())
 GRAMMARS = Path(__file__).resolve().parents[4] / "shared" / "data" / "suites" / "llama.cpp" / "grammars"
@@ -98,7 +98,7 @@ def test_gbnf_and_lark_are_told_apart_by_how_they_define_rules() -> None:
     assert is_gbnf('root ::= "a"')
     assert is_gbnf('# words\nx-1\n  ::= "a"')
     assert not is_gbnf('start: "a ::= b"')
-    assert not is_gbnf('start: WORD\nWORD: /[a-z]+/')
+    assert not is_gbnf("start: WORD\nWORD: /[a-z]+/")
 
 
 # Random grammars over a and b, as trees that are both written and expanded

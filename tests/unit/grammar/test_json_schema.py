@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from benchmarks.json_schema_suite import DRAFT, SUITES, judge, read_cases
+from tests.unit.grammar.test_backends import accepts, form
+from tests.unit.grammar.vocabularies import LongTokenizer, vocabulary
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.json_schema import read_json_schema
 from headrace.engine.grammar.registry import make_backend
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
-from tests.unit.grammar.test_backends import accepts, form
-from tests.unit.grammar.vocabularies import LongTokenizer, vocabulary
 
 BACKEND = make_backend("llguidance", vocabulary())
 

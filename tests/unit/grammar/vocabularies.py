@@ -1,7 +1,8 @@
 """Small vocabularies for forms: bytes, a few longer tokens, and control tokens. They know no model."""
 
-from headrace.engine.grammar.protocol import Vocabulary
 from tests.fakes import EOS, IM_END, IM_START, SPECIAL_TOKENS, ByteTokenizer
+
+from headrace.engine.grammar.protocol import Vocabulary
 
 LONG_TOKENS = ('{"', '":', "true", "name", " the", "é", "水", "}]", "ab", "yes")
 """Beside single bytes: tokens that end in the middle of what a grammar says, and whole characters of several bytes."""

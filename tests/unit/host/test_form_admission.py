@@ -1,10 +1,12 @@
-"""A request whose answer must have a form waits, outside the mind, until that form is compiled; nobody else waits with it."""
+"""A request whose answer must have a form waits outside the mind until that form is compiled; nobody else waits with it."""
 
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.grammar.vocabularies import vocabulary
+from tests.unit.host.fakes import FakeCore, ManualExecutor, SteppingClock, make_request
 
 from headrace.base.errors import InvalidRequestError
 from headrace.base.ids import RequestId
@@ -26,8 +28,6 @@ from headrace.engine.host.messages import (
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
-from tests.unit.grammar.vocabularies import vocabulary
-from tests.unit.host.fakes import FakeCore, ManualExecutor, SteppingClock, make_request
 
 Done = Callable[[InvalidRequestError | None], None]
 
@@ -239,7 +239,12 @@ def test_a_vocabulary_that_cannot_be_read_refuses_forms_and_nothing_else() -> No
     compiler = FormCompiler(load)  # type: ignore[arg-type]
     heard: list[InvalidRequestError | None] = []
     rang = threading.Event()
-    compiler.compile(regex("a", field="f"), lambda error: (heard.append(error), rang.set())[0])
+
+    def done(error: InvalidRequestError | None) -> None:
+        heard.append(error)
+        rang.set()
+
+    compiler.compile(regex("a", field="f"), done)
     assert rang.wait(10)
     compiler.close()
     assert heard[0] is not None

@@ -35,7 +35,9 @@ def test_an_answer_is_stuck_where_its_end_is_one_pattern_several_times(
     watched = RepetitionDetection(max_pattern_size=shortest + more, min_pattern_size=shortest, min_count=count)
     expected = any(
         size * count <= len(answer)
-        and all(a == b for a, b in pairwise(answer[len(answer) - (i + 1) * size : len(answer) - i * size] for i in range(count)))
+        and all(
+            a == b for a, b in pairwise(answer[len(answer) - (i + 1) * size : len(answer) - i * size] for i in range(count))
+        )
         for size in range(shortest, shortest + more + 1)
     )
     assert is_stuck(sequence_of(answer, watched)) is expected

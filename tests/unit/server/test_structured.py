@@ -50,7 +50,8 @@ def options(**fields: Any) -> dict[str, Any]:
         (options(regex="[a-z]+"), OutputKind.REGEX, "[a-z]+", "structured_outputs.regex"),
         (options(choice=["a", "é"]), OutputKind.CHOICE, ["a", "é"], "structured_outputs.choice"),
         (options(grammar='root ::= "a"'), OutputKind.GRAMMAR, 'root ::= "a"', "structured_outputs.grammar"),
-        (options(structural_tag={"format": {}}), OutputKind.STRUCTURAL_TAG, {"format": {}}, "structured_outputs.structural_tag"),
+        (options(structural_tag={"format": {}}), OutputKind.STRUCTURAL_TAG, {"format": {}},
+         "structured_outputs.structural_tag"),
         (options(structural_tag='{"format": {}}'), OutputKind.STRUCTURAL_TAG, {"format": {}},
          "structured_outputs.structural_tag"),
     ],
@@ -79,7 +80,9 @@ def test_options_of_json_go_along() -> None:
     assert (form.disable_any_whitespace, form.whitespace_pattern, form.disable_additional_properties) == (True, " ?", True)
 
 
-@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"response_format": None}, {"structured_outputs": None}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"response_format": {"type": "text"}}, {"response_format": None}, {"structured_outputs": None}]
+)
 def test_free_text_has_no_form(fields: dict[str, Any]) -> None:
     assert form_asked(**fields) is None
 

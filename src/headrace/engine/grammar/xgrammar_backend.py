@@ -1,12 +1,12 @@
 """Forms by XGrammar: a pushdown automaton compiled against the vocabulary ahead of time. An optional package.
 
-Knows XGrammar's interface and which schemas it enforces: it passes over what it does not know, so a schema is taken only where
-every keyword in it is known to be enforced. Does not know requests or sampling.
+Knows XGrammar's interface and which schemas it enforces: it passes over what it does not know, so a schema is taken only
+where every keyword in it is known to be enforced. Does not know requests or sampling.
 """
 
 import json
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 import xgrammar
 
@@ -63,7 +63,7 @@ class XgrammarBackend:
         match wanted.kind:
             case OutputKind.JSON_SCHEMA:
                 if wanted.whitespace_pattern is not None:
-                    _refuse(wanted, "whitespace_pattern is not supported by XGrammar")
+                    raise _refusal(wanted, "whitespace_pattern is not supported by XGrammar")
                 schema = read_json_schema(wanted)
                 _check_schema(json.loads(schema), wanted)
                 return self._compiler.compile_json_schema(
@@ -71,17 +71,16 @@ class XgrammarBackend:
                 )
             case OutputKind.REGEX:
                 if re.search(r"\(\?[=!<]|\\[bB]", wanted.text):
-                    _refuse(wanted, "look-around is not supported")
+                    raise _refusal(wanted, "look-around is not supported")
                 return self._compiler.compile_regex(wanted.text)
             case OutputKind.CHOICE:
                 choices = " | ".join(json.dumps(choice) for choice in json.loads(wanted.text))
                 return self._compiler.compile_grammar(f"root ::= {choices}\n")
             case OutputKind.GRAMMAR:
                 if not is_gbnf(wanted.text):
-                    _refuse(wanted, "XGrammar reads GBNF (rules are written `name ::= …`), not Lark's notation")
+                    raise _refusal(wanted, "XGrammar reads GBNF (rules are written `name ::= …`), not Lark's notation")
                 return self._compiler.compile_grammar(wanted.text)
-            case OutputKind.STRUCTURAL_TAG:
-                _refuse(wanted, "structural tags are enforced by the backend llguidance only")
+        raise _refusal(wanted, "structural tags are enforced by the backend llguidance only")
 
 
 class XgrammarForm:
@@ -114,7 +113,7 @@ def _check_schema(schema: Any, wanted: StructuredOutput, path: str = "") -> None
     """Raises InvalidRequestError for the first keyword that XGrammar would not enforce where it stands."""
     if not isinstance(schema, dict):
         if schema is False:
-            _refuse(wanted, f"nothing can satisfy false{_at(path)}")
+            raise _refusal(wanted, f"nothing can satisfy false{_at(path)}")
         return
     for name in ("$defs", "definitions"):
         for key, one in schema.get(name, {}).items():
@@ -126,21 +125,23 @@ def _check_schema(schema: Any, wanted: StructuredOutput, path: str = "") -> None
     if alone:
         if len(asserting) > 1:
             others = ", ".join(name for name in asserting if name != alone[0])
-            _refuse(wanted, f"{others} beside {alone[0]}{_at(path)} is not supported by XGrammar")
+            raise _refusal(wanted, f"{others} beside {alone[0]}{_at(path)} is not supported by XGrammar")
         if not _LOCAL.fullmatch(schema.get("$ref", "#")):
-            _refuse(wanted, f"$ref{_at(path)} leads elsewhere than to #/$defs: not supported by XGrammar")
+            raise _refusal(wanted, f"$ref{_at(path)} leads elsewhere than to #/$defs: not supported by XGrammar")
         for i, one in enumerate(schema.get("anyOf", ())):
             _check_schema(one, wanted, f"{path}/anyOf/{i}")
         return
     kind = schema.get("type")
     if not isinstance(kind, str) or kind not in _OF_TYPE:
-        _refuse(wanted, f"a schema without one single type{_at(path)} is not supported by XGrammar")
+        raise _refusal(wanted, f"a schema without one single type{_at(path)} is not supported by XGrammar")
     for name in asserting:
         if name != "type" and name not in _OF_TYPE[kind]:
-            _refuse(wanted, f"the keyword {name}{_at(path)} beside the type {kind} is not supported by XGrammar")
+            raise _refusal(wanted, f"the keyword {name}{_at(path)} beside the type {kind} is not supported by XGrammar")
     unnamed = [name for name in schema.get("required", ()) if name not in schema.get("properties", {})]
     if unnamed:
-        _refuse(wanted, f"required{_at(path)} names {unnamed[0]!r}, which properties does not: not supported by XGrammar")
+        raise _refusal(
+            wanted, f"required{_at(path)} names {unnamed[0]!r}, which properties does not: not supported by XGrammar"
+        )
     for key, one in schema.get("properties", {}).items():
         _check_schema(one, wanted, f"{path}/properties/{key}")
     for i, one in enumerate(schema.get("prefixItems", ())):
@@ -154,5 +155,5 @@ def _at(path: str) -> str:
     return f" at {path}" if path else ""
 
 
-def _refuse(wanted: StructuredOutput, reason: str) -> NoReturn:
-    raise InvalidRequestError(f"{wanted.field} cannot be enforced: {reason}", param=wanted.field)
+def _refusal(wanted: StructuredOutput, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{wanted.field} cannot be enforced: {reason}", param=wanted.field)

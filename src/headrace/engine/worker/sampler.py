@@ -209,16 +209,16 @@ def _num_kept(cumulated: torch.Tensor, sampling: SamplingParams, vocab_size: int
     """
     num_sorted = cumulated.shape[0]
     top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
-    if top_k > num_sorted and sampling.top_p >= 1.0:
+    if sampling.top_p >= 1.0:
+        return top_k if top_k <= num_sorted else None
+    if num_sorted < top_k < vocab_size:
         return None
     considered = cumulated[:top_k]
-    if sampling.top_p >= 1.0:
-        return top_k
     total = float(considered[-1]) if top_k <= num_sorted else 1.0  # top_p's share is of what top_k left
     num_kept = int(torch.searchsorted(considered, sampling.top_p * total)) + 1
     if num_kept <= considered.shape[0]:
         return num_kept
-    return considered.shape[0] if num_sorted in (top_k, vocab_size) else None
+    return top_k if top_k <= num_sorted else None
 
 
 def _keep(row: torch.Tensor, num_kept: int, least: torch.Tensor) -> None:
@@ -274,16 +274,16 @@ def _logprobs(raw: torch.Tensor, token: int, sampling: SamplingParams) -> TokenL
     normaliser = torch.logsumexp(raw, dim=-1)
     chosen = raw[token]
     if sampling.logprob_token_ids:
-        ids = torch.tensor(sampling.logprob_token_ids, device=raw.device)
-        values = raw[ids]
+        top_ids = torch.tensor(sampling.logprob_token_ids, device=raw.device)
+        top_values = raw[top_ids]
     else:
-        values, ids = raw.topk(min(sampling.logprobs, raw.shape[0]))
+        top_ids, top_values = _top(raw, min(sampling.logprobs, raw.shape[0]))
     return TokenLogprobs(
         token_id=token,
         logprob=float(chosen - normaliser),
         rank=int((raw > chosen).sum()) + 1,
-        top_token_ids=tuple(ids.tolist()),
-        top_logprobs=tuple((values - normaliser).tolist()),
+        top_token_ids=tuple(top_ids.tolist()),
+        top_logprobs=tuple((top_values - normaliser).tolist()),
     )
 
 
@@ -293,16 +293,19 @@ def given_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_alternati
     normalisers = torch.logsumexp(logits, dim=-1)
     chosen = logits.gather(1, ids[:, None])
     ranks = (logits > chosen).sum(dim=-1) + 1
-    top = logits.topk(min(num_alternatives, logits.shape[-1]), dim=-1)
-    columns = zip(
-        token_ids,
-        (chosen.squeeze(1) - normalisers).tolist(),
-        ranks.tolist(),
-        top.indices.tolist(),
-        (top.values - normalisers[:, None]).tolist(),
-        strict=True,
-    )
-    return [
-        TokenLogprobs(token, logprob, rank, tuple(top_ids), tuple(top_logprobs))
-        for token, logprob, rank, top_ids, top_logprobs in columns
-    ]
+    logprobs = (chosen.squeeze(1) - normalisers).tolist()
+    entries: list[TokenLogprobs] = []
+    for row, (token, logprob, rank) in enumerate(zip(token_ids, logprobs, ranks.tolist(), strict=True)):
+        top_ids, top_values = _top(logits[row], min(num_alternatives, logits.shape[-1]))
+        top_logprobs = tuple((top_values - normalisers[row]).tolist())
+        entries.append(TokenLogprobs(token, logprob, rank, tuple(top_ids.tolist()), top_logprobs))
+    return entries
+
+
+def _top(raw: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and values of the greatest, descending, the lowest id first among equals (which topk leaves open)."""
+    if count == 0:
+        return raw.new_empty(0, dtype=torch.int64), raw.new_empty(0)
+    candidates = (raw >= raw.topk(count).values[-1]).nonzero().squeeze(1)
+    values, order = raw[candidates].sort(descending=True, stable=True)
+    return candidates[order[:count]], values[:count]
