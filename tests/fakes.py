@@ -262,6 +262,9 @@ class FakeEngine:
             error = "the logits are not finite"
             return OutputChunk(index=sequence.index, finish_reason=FinishReason.ERROR, error=error)
         chunk = OutputChunk(index=sequence.index)
+        scores: tuple[TokenLogprob, ...] = ()
+        if request.sampling.prompt_logprobs >= 0 and sequence.index == 0 and not sequence.token_ids:
+            scores = tuple(self._logprob(t, request.sampling.prompt_logprobs) for t in request.prompt_token_ids[1:])
         for _ in range(self.tokens_per_step):
             one = self._next_token(request, sequence)
             chunk = replace(
@@ -269,6 +272,7 @@ class FakeEngine:
                 text=chunk.text + one.text,
                 token_ids=chunk.token_ids + one.token_ids,
                 logprobs=chunk.logprobs + one.logprobs,
+                prompt_logprobs=scores,
             )
             if sequence.finished:
                 break

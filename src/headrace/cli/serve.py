@@ -102,6 +102,7 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             max_num_queued_requests=options.max_num_queued_requests,
             kv_cache_bytes=options.kv_cache_memory,
             memory_fraction=options.memory_fraction,
+            structured_output_backend=options.structured_output_backend,
             record_steps=options.record_steps,
         ),
         client=ClientConfig(

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.base.errors import ConfigurationError, nearest
 from headrace.base.units import parse_bytes
 from headrace.cli.packaged_models import DEFAULT_MODEL
+from headrace.engine.grammar.registry import BACKENDS
 from headrace.engine.host.config import AUTO_MAX_MODEL_LEN, ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.mind.config import SchedulingPolicy
 from headrace.obs.logging import LEVELS, LogFormat
@@ -107,6 +108,9 @@ class ServeOptions:
     )
     device: str = option(ENGINE.device, choice(("auto", "cpu", "cuda")), Group.MODEL, "what computes")
     threads: int = option(ENGINE.num_threads, COUNT, Group.MODEL, "threads that compute", shown="one per core")
+    structured_output_backend: str = option(
+        ENGINE.structured_output_backend, choice(BACKENDS), Group.MODEL, "the library that enforces forms of answers"
+    )
     chat_template: str = option("", FILE, Group.MODEL, "a Jinja chat template to use", shown="the model's own")
 
     tool_call_parser: str = option(

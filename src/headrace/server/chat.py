@@ -39,41 +39,47 @@ from headrace.server.answers import (
     finish_reason,
     finite,
     generations,
+    prompt_logprobs_list,
     tally,
 )
 from headrace.server.door import Call, Reply
 from headrace.server.parsing.events import CallArguments, CallStart, Content, Event, Parsed, Reasoning
-from headrace.server.prompts import Prompt, chat_prompt, chat_template
+from headrace.server.prompts import Prompt, chat_prompt, chat_template, truncated
 from headrace.server.reading import AnswerParser, answer_reading
 from headrace.server.streaming import DONE, Chunks, event, merged, stream_answer
+from headrace.server.structured import structured_output
 from headrace.server.tools.request import tool_use
-from headrace.server.validation import NO_LOGPROBS, Limits, check_common
+from headrace.server.validation import (
+    NO_LOGPROBS,
+    Asked,
+    Limits,
+    bad_words_token_ids,
+    check_common,
+    num_prompt_logprobs,
+)
 
 
 async def answer_chat(call: Call, reply: Reply) -> None:
     request = decoding.CHAT.decode(call.body)
     services, tokenizer = call.services, call.services.engine.tokenizer
-    check_common(request, services.engine.facts, services.config)
-    limits, num_logprobs = _limits(request), _num_logprobs(request)
-    use, template = tool_use(request), chat_template(services, request.chat_template)
+    facts = services.engine.facts
+    check_common(request, facts, services.config)
+    limits, form = _limits(request), structured_output(request)
+    use, template = tool_use(request, form), chat_template(services, request.chat_template)
     reading = answer_reading(use, services.config, template.source, shows_reasoning=request.include_reasoning is not False)
     prompt = await chat_prompt(services, request, template, use.for_template)
     assert prompt.text is not None, "a conversation is rendered as text"
-    form = None
-    if use.required_form is not None:
-        form = reading.form_after_reasoning(use.required_form, prompt.text, tokenizer)
-    identity = answer_identity(call, request, "chatcmpl")
-    chunks = generations(
-        call,
-        request,
-        [prompt],
-        answer_id=identity.id,
-        limits=limits,
-        num_logprobs=num_logprobs,
+    asked = Asked(
+        num_logprobs=_num_logprobs(request),
+        num_prompt_logprobs=num_prompt_logprobs(request),
+        structured_output=reading.form_after_reasoning(use.required_form or form, prompt.text, tokenizer),
+        bad_words_token_ids=bad_words_token_ids(request.bad_words or (), tokenizer),
         shown_special_token_ids=reading.shown_special_token_ids(tokenizer),
-        structured_output=form,
     )
     parsers = [reading.parser(prompt.text) for _ in range(request.n or 1)]
+    prompt = truncated(prompt, request, max_model_len=facts.max_model_len, max_tokens=limits.max_tokens)
+    identity = answer_identity(call, request, "chatcmpl")
+    chunks = generations(call, request, [prompt], answer_id=identity.id, limits=limits, asked=asked)
     if request.stream:
         await stream_answer(chunks, _ChunkWriter(request, prompt, identity, parsers), reply)
     else:
@@ -101,6 +107,8 @@ def _num_logprobs(request: ChatCompletionRequest) -> int:
         raise InvalidRequestError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}, not {num_top}", param="top_logprobs")
     if request.logprobs:
         return num_top
+    if request.logprob_token_ids:
+        raise InvalidRequestError("logprob_token_ids needs logprobs to be true", param="logprob_token_ids")
     if num_top:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     return NO_LOGPROBS
@@ -128,6 +136,7 @@ async def _whole(
         usage=counted.usage(),
         system_fingerprint=identity.system_fingerprint,
         prompt_token_ids=prompt.token_ids if request.return_token_ids else UNSET,
+        prompt_logprobs=(UNSET if request.prompt_logprobs is None else prompt_logprobs_list(answers[0].prompt_logprobs)),
     )
     await reply.whole(msgspec.json.encode(completion))
 

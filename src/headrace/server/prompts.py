@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace.base.errors import InvalidRequestError
-from headrace.protocol.openai import ChatCompletionRequest, ChatMessage, TokenizeRequest, ToolCall
+from headrace.protocol.openai import ChatCompletionRequest, ChatMessage, GenerationFields, TokenizeRequest, ToolCall
 from headrace.server.errors import shortened
 from headrace.server.services import ChatRenderer, Services
 
@@ -86,6 +86,23 @@ async def completion_prompts(
         path = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
         check_token_ids(one.token_ids, services.engine.facts.vocab_size, path)
     return prompts
+
+
+def truncated(prompt: Prompt, request: GenerationFields, *, max_model_len: int, max_tokens: int | None) -> Prompt:
+    """The prompt cut to what the request allows it; `max_tokens`: of the answer that must fit beside it."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most == -1:
+        most = max(max_model_len - max(max_tokens or 1, 1), 1)
+    if most < 1:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be at least 1, or -1, not {most}", param="truncate_prompt_tokens"
+        )
+    if len(prompt.token_ids) <= most:
+        return prompt
+    kept = prompt.token_ids[:most] if request.truncation_side == "right" else prompt.token_ids[-most:]
+    return Prompt(kept, None)
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, path: str) -> None:

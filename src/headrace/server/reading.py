@@ -111,9 +111,11 @@ class AnswerReading:
             marks += self.reasoning_format.marks
         return frozenset(_special_tokens(tokenizer, marks))
 
-    def form_after_reasoning(self, form: StructuredOutput, prompt: str, tokenizer: Tokenizer) -> StructuredOutput:
+    def form_after_reasoning(
+        self, form: StructuredOutput | None, prompt: str, tokenizer: Tokenizer
+    ) -> StructuredOutput | None:
         """The form, beginning behind the reasoning if the prompt has begun one."""
-        if self.reasoning_format is None or not self.reasoning_format.is_begun_by(prompt):
+        if form is None or self.reasoning_format is None or not self.reasoning_format.is_begun_by(prompt):
             return form
         mark = self.reasoning_format.closing[0]
         mark_ids = tuple(tokenizer.encode(mark, add_special_tokens=False, parse_special=True))

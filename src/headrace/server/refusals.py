@@ -40,7 +40,7 @@ def _anything(value: Any, body: Body) -> bool:
 
 _TOOLS = "give tools and tool_choice instead"
 _MULTIMODAL = "the model reads and writes text only"
-_STRUCTURED = "constrained decoding is not supported"
+_GUIDED = "it is called structured_outputs now: {}"
 _TRANSFER = "this engine does not exchange its cache with others"
 _BEAM = "beam search is not supported"
 _REASONING = "how long the model reasons is not limited"
@@ -56,23 +56,14 @@ _COMMON: dict[str, Refusal] = {
     "use_beam_search": _refuse(_BEAM, False),
     "length_penalty": _refuse(f"it belongs to beam search, and {_BEAM}", 1, 1.0),
     "early_stopping": _refuse(f"it belongs to beam search, and {_BEAM}", False),
-    "prompt_logprobs": _refuse("log-probabilities of the prompt are not computed"),
-    "logprob_token_ids": _refuse("log-probabilities are reported for the most probable tokens only", []),
-    "allowed_token_ids": _refuse(f"{_STRUCTURED}; logit_bias can favour tokens"),
-    "bad_words": _refuse("words cannot be forbidden; logit_bias can forbid tokens", []),
-    "structured_outputs": _refuse(_STRUCTURED),
-    "guided_json": _refuse(_STRUCTURED),
-    "guided_regex": _refuse(_STRUCTURED),
-    "guided_choice": _refuse(_STRUCTURED),
-    "guided_grammar": _refuse(_STRUCTURED),
-    "response_format": _refuse(_STRUCTURED, {"type": "text"}),
+    "guided_json": _refuse(_GUIDED.format('{"json": …}')),
+    "guided_regex": _refuse(_GUIDED.format('{"regex": …}')),
+    "guided_choice": _refuse(_GUIDED.format('{"choice": …}')),
+    "guided_grammar": _refuse(_GUIDED.format('{"grammar": …}')),
     "spaces_between_special_tokens": _refuse("spaces between special tokens are kept as the tokenizer has them", True),
-    "truncate_prompt_tokens": _refuse("prompts are never cut short"),
-    "truncation_side": _refuse("prompts are never cut short"),
     "return_tokens_as_token_ids": _refuse("ask for return_token_ids instead", False),
     "return_token_offsets": _refuse("token offsets are not reported", False),
     "return_prompt_text": _refuse("the rendered prompt is not reported", False),
-    "repetition_detection": _refuse("repetition is not watched for; repetition_penalty discourages it"),
     "watermarking": _refuse("answers are not watermarked", False),
     "stream_interval": _refuse("every token is streamed as it comes", 1),
     "kv_transfer_params": _refuse(_TRANSFER),
@@ -100,7 +91,6 @@ CHAT: dict[str, Refusal] = _COMMON | {
 
 COMPLETION: dict[str, Refusal] = _COMMON | {
     "suffix": _refuse("filling in the middle is not supported", ""),
-    "best_of": CHAT["best_of"],
     "prompt_embeds": _refuse("prompts are text or token ids"),
 }
 

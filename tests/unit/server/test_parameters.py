@@ -200,12 +200,6 @@ def test_top_logprobs_need_logprobs() -> None:
     assert complete(app, logprobs=False).json()["choices"][0]["logprobs"] is None
 
 
-def test_logprobs_and_echo_exclude_one_another() -> None:
-    app = make_app()
-    assert error_of(complete(app, logprobs=1, echo=True), 400)["param"] == "logprobs"
-    assert complete(app, logprobs=1, echo=False).status_code == 200
-
-
 # Prompts
 
 

@@ -65,7 +65,9 @@ def read_json_schema(wanted: StructuredOutput) -> str:
         raise InvalidRequestError(f"{wanted.field} is not valid JSON: {error}", param=wanted.field) from None
     if not isinstance(schema, dict | bool):
         raise InvalidRequestError(f"{wanted.field} must be a JSON Schema: an object, or true or false", param=wanted.field)
-    return json.dumps(_Reader(wanted).read(schema, "", 0), ensure_ascii=False)
+    if schema is False:
+        raise InvalidRequestError(f"{wanted.field} cannot be enforced: nothing satisfies false", param=wanted.field)
+    return json.dumps(_Reader(wanted).read({} if schema is True else schema, "", 0), ensure_ascii=False)
 
 
 class _Reader:
@@ -149,7 +151,7 @@ def _without_idle_keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
     for unevaluated, rest in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
         if unevaluated in kept and rest in kept:
             del kept[unevaluated]  # everything is evaluated
-        elif unevaluated in kept and not any(name in kept for name in _IN_PLACE):
+        elif unevaluated in kept and not any(name in schema for name in _IN_PLACE):
             kept = {rest if name == unevaluated else name: value for name, value in kept.items()}
     return kept
 

@@ -57,6 +57,8 @@ class OutputChunk:
     """May be empty while a character or a possible stop string is incomplete."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """With the first tokens of the first continuation, where asked for: of the prompt's tokens from the second on."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token's id or the stop string that ended it; None for end-of-text."""

@@ -4,9 +4,9 @@ Knows the order of a turn and when to wait. Decides nothing: what is computed is
 executor's.
 
 One turn: read the clock once; take in what clients sent, in order, and requests whose form is ready by now; take in what
-the executor finished, in order of steps; let the mind plan until it gives no more plans; send one message with all that changed. The loop then sleeps
-until a client or the executor rings, so a turn happens only where there is something new. Several steps may be in
-flight, and the mind counts them.
+the executor finished, in order of steps; let the mind plan until it gives no more plans; send one message with all that
+changed. The loop then sleeps until a client or the executor rings, so a turn happens only where there is something new.
+Several steps may be in flight, and the mind counts them.
 """
 
 import contextlib

@@ -3,7 +3,8 @@
 Knows matchers, masks and one thread. Does not know how forms are compiled, logits, or steps' plans.
 
 After a step has sampled, the tokens go to the thread, which advances each form and writes its next mask while the next
-step's forward pass runs; the sampler then finds the masks ready. All that touches a matcher happens on that thread, in order.
+step's forward pass runs; the sampler then finds the masks ready. All that touches a matcher happens on that thread,
+in order.
 """
 
 import queue

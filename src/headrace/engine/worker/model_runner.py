@@ -4,18 +4,40 @@ Knows plans, sequences and block tables. Does not know how anything is computed 
 mind). Plans may be made before the previous step's outcome is known: sampled tokens are therefore kept here.
 """
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from headrace.base.ids import SequenceId
 from headrace.engine.layers.forward_batch import ForwardBatch
 from headrace.engine.layers.rotary import Rotary
-from headrace.engine.mind.step import SampledToken, ScheduledSequence, StepPlan, StepResult
+from headrace.engine.mind.step import (
+    PromptLogprobs,
+    SampledToken,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.ops.protocol import Ops, SequenceSpan, Tensor
 from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.kv_cache import KVCache
 from headrace.engine.worker.running_sequence import RunningSequence
-from headrace.engine.worker.sampler import Sampler
+from headrace.engine.worker.sampler import NOT_FINITE, Sampler, given_logprobs
+
+_SCORED_AT_ONCE = 64
+"""Positions of a prompt whose logits exist at once."""
+
+
+class _Stretch(NamedTuple):
+    """Consecutive rows of a step, each of which precedes a token of one prompt."""
+
+    sequence_id: SequenceId
+    first_position: int
+    """Of the first such token in the prompt."""
+    first_row: int
+    num_rows: int
 
 
 class ModelRunner:
@@ -36,12 +58,20 @@ class ModelRunner:
         self._apply_differences(plan)
         computed = self._order(plan.scheduled)
         sampled: list[SampledToken | None] = [None] * len(plan.scheduled)
+        scores: tuple[PromptLogprobs, ...] = ()
         if computed:
             sampling = [i for i in computed if plan.scheduled[i].samples]
-            logits = self._decoder(self._forward_batch(plan, computed), self._kv_cache.layers)
+            batch = self._forward_batch(plan, computed)
+            stretches = self._prompt_stretches(plan, computed)
+            if stretches:
+                residual = self._decoder.residual(batch, self._kv_cache.layers)
+                scores = tuple(self._score(residual, stretch) for stretch in stretches)
+                logits = self._decoder.logits(residual, batch.logit_rows)
+            else:
+                logits = self._decoder(batch, self._kv_cache.layers)
             self._sample(plan, sampling, logits, sampled)
         failures = self._failures(plan)
-        return StepResult(plan.step_id, tuple(sampled), failures)
+        return StepResult(plan.step_id, tuple(sampled), failures, scores)
 
     @property
     def num_sequences(self) -> int:
@@ -90,6 +120,36 @@ class ModelRunner:
             rotations=tuple(rotary(placement) for rotary in self._rotaries),
             logit_rows=self._ops.row_ids(logit_rows),
         )
+
+    # The prompts' log-probabilities
+
+    def _prompt_stretches(self, plan: StepPlan, computed: Sequence[int]) -> list[_Stretch]:
+        """Where the step computes what precedes tokens of a prompt whose log-probabilities are told."""
+        stretches: list[_Stretch] = []
+        first_row = 0
+        for i in computed:
+            entry = plan.scheduled[i]
+            sequence = self._sequences[entry.sequence_id]
+            start = entry.num_computed_tokens
+            num_rows = min(entry.num_tokens, sequence.num_prompt_tokens - 1 - start)
+            if sequence.scores_prompt and num_rows > 0:
+                stretches.append(_Stretch(entry.sequence_id, start + 1, first_row, num_rows))
+            first_row += entry.num_tokens
+        return stretches
+
+    def _score(self, residual: Tensor, stretch: _Stretch) -> PromptLogprobs:
+        """In pieces: the logits of a whole prompt would take gigabytes."""
+        sequence = self._sequences[stretch.sequence_id]
+        entries: list[TokenLogprobs] = []
+        for offset in range(0, stretch.num_rows, _SCORED_AT_ONCE):
+            size = min(_SCORED_AT_ONCE, stretch.num_rows - offset)
+            row, position = stretch.first_row + offset, stretch.first_position + offset
+            logits = self._decoder.logits(residual, self._ops.row_ids(list(range(row, row + size))))
+            tokens = sequence.token_ids[position : position + size]
+            entries += given_logprobs(logits, tokens, sequence.sampling.prompt_logprobs)
+        if not all(math.isfinite(entry.logprob) for entry in entries):
+            self._fail(sequence, NOT_FINITE)
+        return PromptLogprobs(stretch.sequence_id, stretch.first_position, tuple(entries))
 
     # The step's outcome
 

@@ -4,8 +4,9 @@ Knows SamplingParams' formulas. Does not know the model, nor which step it serve
 its token depends on its logits, its parameters, its tokens and (seed, sample index, position), on nothing else.
 
 Order for one row: log-probabilities are taken from the raw logits; then logit_bias; repetition, frequency and presence
-penalties; the form's ban; the ban on ending before min_tokens; then the most probable token (the lowest id among equals) if greedy, else
-temperature, top_k, top_p of what top_k left, min_p, and one draw from what remains, in order of token id.
+penalties; allowed_token_ids and bad_words; the form's ban; the ban on ending before min_tokens; then the most probable
+token (the lowest id among equals) if greedy, else temperature, top_k, top_p of what top_k left, min_p, and one draw from
+what remains, in order of token id.
 """
 
 import math
@@ -47,7 +48,7 @@ class Sampler:
         for row, sequence in enumerate(sequences):
             if _bans_ending(sequence):
                 _ban_ending(logits[row], sequence)
-        if any(sequence.constraint is not None for sequence in sequences):
+        if any(sequence.constraint is not None or _bans_tokens(sequence.sampling) for sequence in sequences):
             for row, is_empty in enumerate(torch.isneginf(logits.amax(dim=-1)).tolist()):
                 if is_empty:
                     problems[row] = problems[row] or NOTHING_LEFT
@@ -68,7 +69,7 @@ class Sampler:
 
 def _changes_logits(sequence: RunningSequence) -> bool:
     sampling = sequence.sampling
-    return bool(sampling.logit_bias) or wants_penalties(sampling)
+    return bool(sampling.logit_bias) or wants_penalties(sampling) or _bans_tokens(sampling)
 
 
 def _change_logits(row: torch.Tensor, sequence: RunningSequence) -> None:
@@ -81,6 +82,19 @@ def _change_logits(row: torch.Tensor, sequence: RunningSequence) -> None:
         if sequence.token_counts is None:
             sequence.token_counts = TokenCounts(sequence.num_prompt_tokens)
         sequence.token_counts.penalise(row, sequence.token_ids, sampling)
+    if sampling.allowed_token_ids:
+        if sequence.banned is None:
+            sequence.banned = torch.ones(row.shape[0], dtype=torch.bool, device=row.device)
+            sequence.banned[torch.tensor(sampling.allowed_token_ids, device=row.device)] = False
+        row.masked_fill_(sequence.banned, -math.inf)
+    answer = sequence.token_ids[sequence.num_prompt_tokens :] if sampling.bad_words_token_ids else []
+    for *beginning, last in sampling.bad_words_token_ids:
+        if len(beginning) <= len(answer) and answer[len(answer) - len(beginning) :] == beginning:
+            row[last] = -math.inf
+
+
+def _bans_tokens(sampling: SamplingParams) -> bool:
+    return bool(sampling.allowed_token_ids or sampling.bad_words_token_ids)
 
 
 def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> None:
@@ -259,7 +273,11 @@ def _logprobs(raw: torch.Tensor, token: int, sampling: SamplingParams) -> TokenL
     """raw: [vocab_size], as the model gave it."""
     normaliser = torch.logsumexp(raw, dim=-1)
     chosen = raw[token]
-    top_ids, top_values = _top(raw, min(sampling.logprobs, raw.shape[0]))
+    if sampling.logprob_token_ids:
+        top_ids = torch.tensor(sampling.logprob_token_ids, device=raw.device)
+        top_values = raw[top_ids]
+    else:
+        top_ids, top_values = _top(raw, min(sampling.logprobs, raw.shape[0]))
     return TokenLogprobs(
         token_id=token,
         logprob=float(chosen - normaliser),
@@ -267,6 +285,21 @@ def _logprobs(raw: torch.Tensor, token: int, sampling: SamplingParams) -> TokenL
         top_token_ids=tuple(top_ids.tolist()),
         top_logprobs=tuple((top_values - normaliser).tolist()),
     )
+
+
+def given_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
+    """Of tokens that were given, not chosen. logits: [num_tokens, vocab_size], each row before its token."""
+    ids = torch.tensor(token_ids, device=logits.device)
+    normalisers = torch.logsumexp(logits, dim=-1)
+    chosen = logits.gather(1, ids[:, None])
+    ranks = (logits > chosen).sum(dim=-1) + 1
+    logprobs = (chosen.squeeze(1) - normalisers).tolist()
+    entries: list[TokenLogprobs] = []
+    for row, (token, logprob, rank) in enumerate(zip(token_ids, logprobs, ranks.tolist(), strict=True)):
+        top_ids, top_values = _top(logits[row], min(num_alternatives, logits.shape[-1]))
+        top_logprobs = tuple((top_values - normalisers[row]).tolist())
+        entries.append(TokenLogprobs(token, logprob, rank, tuple(top_ids.tolist()), top_logprobs))
+    return entries
 
 
 def _top(raw: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,8 +32,11 @@ class ToolUse:
     is_limited_to_one: bool = False
 
 
-def tool_use(request: ChatCompletionRequest) -> ToolUse:
-    """Raises InvalidRequestError where the fields contradict one another, or a tool is none."""
+def tool_use(request: ChatCompletionRequest, form: StructuredOutput | None) -> ToolUse:
+    """`form`: what the request asks of the answer apart from tools.
+
+    Raises InvalidRequestError where the fields contradict one another, or a tool is none.
+    """
     choice = request.tool_choice
     for_template = template_tools(request.tools)
     if not request.tools:
@@ -43,6 +46,11 @@ def tool_use(request: ChatCompletionRequest) -> ToolUse:
     schemas = {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in request.tools}
     if choice == "none":
         return ToolUse()
+    if form is not None:
+        raise InvalidRequestError(
+            f"{form.field} leaves no room for calls: leave tools out, or tell the model to call none by tool_choice 'none'",
+            param=form.field,
+        )
     is_limited = request.parallel_tool_calls is False
     required_form = None
     if isinstance(choice, NamedToolChoice):
