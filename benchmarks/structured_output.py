@@ -177,7 +177,7 @@ def main() -> None:
     known = backends(vocabulary)
     result = Result(
         "structured_output",
-        "SmolLM2-135M Q4_1: the first token's delay by a JSON schema of 100 kB, and throughput under a schema beside free text",
+        "SmolLM2-135M Q4_1: the first token's delay by a JSON schema of 100 kB; throughput under a schema beside free text",
     )
     measure_delays(result, known, vocabulary, options.num_runs)
     measure_throughput(result, path, known, vocabulary, options)
