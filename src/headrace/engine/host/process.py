@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from headrace.base.clock import Nanos
+from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
-from headrace.base.units import seconds
+from headrace.base.units import format_bytes, seconds
 from headrace.engine.executor.in_process import InProcessExecutor
 from headrace.engine.grammar.cache import FormCache
 from headrace.engine.grammar.protocol import Vocabulary
@@ -87,8 +88,6 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
             model_path=config.model_path,
             dtype=config.dtype,
             block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=max(0, config.max_model_len),
             num_threads=config.num_threads,
             device=config.device,
@@ -104,7 +103,9 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
     worker.allocate_kv_cache(size.num_blocks, max_model_len=size.max_model_len)
     worker.warm_up()
 
-    scheduler_config = config.scheduler_config(num_blocks=size.num_blocks, max_model_len=size.max_model_len)
+    scheduler_config = config.scheduler_config(
+        num_blocks=size.num_blocks, max_model_len=size.max_model_len, is_on_cpu=worker.free_device_bytes() is None
+    )
     eos_token_ids, identity = worker.spec.eos_token_ids, worker.identity.digest()
     opening = Opening(now=clock.now(), scheduler=scheduler_config, eos_token_ids=eos_token_ids, identity_digest=identity)
     with _recorder(config.record_steps, opening) as recorder:
@@ -133,6 +134,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
                 max_model_len=size.max_model_len,
                 kv_bytes=size.num_blocks * worker.kv_bytes_per_block,
                 vocab_size=worker.spec.vocab_size,
+                generation_defaults=worker.checkpoint.generation_defaults,
                 execution_identity=identity.hex(),
                 dtype=worker.dtype,
                 device=worker.device,
@@ -152,6 +154,11 @@ def _size_kv_cache(
         free, fraction = available_bytes(), config.memory_fraction or CPU_MEMORY_FRACTION
     else:
         free, fraction = device_bytes, config.memory_fraction or GPU_MEMORY_FRACTION
+    if config.kv_cache_bytes > free:
+        raise ConfigurationError(
+            f"kv_cache_memory {format_bytes(config.kv_cache_bytes)} exceeds the {format_bytes(free)} that are available "
+            "once the weights are loaded: lower it"
+        )
     return size_kv_cache(
         budget_bytes=config.kv_cache_bytes or int(free * fraction),
         budget_is_given=config.kv_cache_bytes > 0,
