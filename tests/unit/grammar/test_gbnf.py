@@ -94,6 +94,16 @@ def test_a_grammar_that_is_wrong_is_refused_with_the_place(grammar: str, problem
     assert refused.value.param == "structured_outputs.grammar"
 
 
+def test_a_grammar_nested_beyond_all_use_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        gbnf_to_lark("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "f")
+
+
+def test_a_rule_that_never_ends_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="no answer can have this form"):
+        BACKEND.compile(StructuredOutput(kind=OutputKind.GRAMMAR, text="root ::= root"))
+
+
 def test_gbnf_and_lark_are_told_apart_by_how_they_define_rules() -> None:
     assert is_gbnf('root ::= "a"')
     assert is_gbnf('# words\nx-1\n  ::= "a"')

@@ -35,7 +35,13 @@ def is_gbnf(text: str) -> bool:
 def gbnf_to_lark(text: str, field: str, *, start: str = "start") -> str:
     """Rules of which `start` is the first; the others' names begin with it. Raises InvalidRequestError that names `field`
     where the text is no GBNF."""
-    rules = _Parser(text, field).rules()
+    try:
+        return _rewritten(_Parser(text, field).rules(), field, start)
+    except RecursionError:
+        raise InvalidRequestError(f"{field}: the grammar is nested too deeply", param=field) from None
+
+
+def _rewritten(rules: "dict[str, _Node]", field: str, start: str) -> str:
     if "root" not in rules:
         raise InvalidRequestError(f"{field}: the grammar has no rule named root", param=field)
     names = {name: f"{start}_{i}" for i, name in enumerate(rules)}  # Lark's names have no hyphens

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headrace.base.errors import InvalidRequestError
@@ -26,6 +27,7 @@ class LlguidanceBackend:
     def __init__(self, vocabulary: Vocabulary) -> None:
         assert vocabulary.eos_token_ids, "no token ends an answer"
         self._eos_token_ids = vocabulary.eos_token_ids
+        self._num_mask_words = vocabulary.num_mask_words
         self._special_names = _names(vocabulary)
         self._tokenizer = LLTokenizer(
             _TokenSource(vocabulary),  # type: ignore[arg-type]  # it takes whatever looks like its own wrapper
@@ -39,7 +41,9 @@ class LlguidanceBackend:
         matcher = LLMatcher(self._tokenizer, self._grammar(wanted), log_level=_SILENT, limits=self._limits)
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
-        return LlguidanceForm(matcher, self._eos_token_ids)
+        form = LlguidanceForm(matcher, self._eos_token_ids)
+        _check_can_begin(form, wanted, self._num_mask_words)
+        return form
 
     def _grammar(self, wanted: StructuredOutput) -> str:
         match wanted.kind:
@@ -103,6 +107,15 @@ class _TokenSource:
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(text)
+
+
+def _check_can_begin(form: LlguidanceForm, wanted: StructuredOutput, num_mask_words: int) -> None:
+    """Raises InvalidRequestError where no answer has the form, for example because a rule needs itself."""
+    matcher = form.matcher()
+    mask: TokenMask = np.zeros(num_mask_words, dtype=np.int32)
+    matcher.fill(mask)
+    if matcher.failure() or not mask.any():
+        raise _refusal(wanted, "no answer can have this form")
 
 
 def _bit(token_id: int) -> int:

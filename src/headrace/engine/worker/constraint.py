@@ -19,8 +19,12 @@ from headrace.engine.grammar.cache import FormCache
 from headrace.engine.grammar.protocol import Matcher, TokenMask, Vocabulary
 from headrace.engine.mind.structured_output import StructuredOutput
 
-Banned = npt.NDArray[np.bool_]
-"""[vocab_size]: true where a token may not come next."""
+Bias = npt.NDArray[np.float32]
+"""[vocab_size]: 0 where a token may come next, else -inf. To be added to logits, which is many times faster than filling
+under a mask."""
+
+_OF_BYTE = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, np.float32(0), np.float32(-np.inf))
+"""[256, 8]: eight tokens' bias by their eight bits."""
 
 NOTHING_ALLOWED = "the form of the answer (structured output) allows no token of the model here"
 
@@ -37,14 +41,14 @@ class Constraint:
         self._recent: list[int] = []
         """The last tokens before the form begins."""
         self._has_ended = False
-        self._answers: queue.SimpleQueue[Banned | str | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Bias | str | None] = queue.SimpleQueue()
         self._num_asked = 0
 
     def take(self, token_id: int) -> None:
         """The sequence goes on by one token."""
         self._pending.append(token_id)
 
-    def verdict(self) -> Banned | str | None:
+    def verdict(self) -> Bias | str | None:
         """What may not come next, as soon as it is known; a text says why the form cannot be followed; None: no matter,
         the answer has ended. To be called once after each `Masks.prepare`."""
         assert self._num_asked == 1, "a mask is prepared once for each token"
@@ -63,7 +67,7 @@ class Constraint:
         except BaseException as error:  # the one who waits must not wait for ever
             self._answers.put(f"the form of the answer could not be followed: {type(error).__name__}: {error}")
 
-    def _find(self, forms: FormCache, vocabulary: Vocabulary) -> Banned | str | None:
+    def _find(self, forms: FormCache, vocabulary: Vocabulary) -> Bias | str | None:
         pending, self._pending = self._pending, []
         for token_id in pending:
             if problem := self._advance(token_id, forms, vocabulary):
@@ -77,8 +81,9 @@ class Constraint:
         matcher.fill(mask)
         if problem := matcher.failure():
             return f"the form of the answer cannot be followed any further: {problem}"
-        allowed = np.unpackbits(mask.view(np.uint8), count=len(vocabulary.token_bytes), bitorder="little")
-        return NOTHING_ALLOWED if not allowed.any() else (allowed == 0)
+        if not mask.any():
+            return NOTHING_ALLOWED
+        return np.take(_OF_BYTE, mask.view(np.uint8), axis=0).reshape(-1)[: len(vocabulary.token_bytes)]
 
     def _advance(self, token_id: int, forms: FormCache, vocabulary: Vocabulary) -> str:
         """Returns what is wrong, or nothing."""
@@ -126,7 +131,7 @@ class Masks:
             constraint.work(self._forms, self._vocabulary)
 
 
-def _all_but(token_ids: Sequence[int], vocab_size: int) -> Banned:
-    banned = np.zeros(vocab_size, dtype=np.bool_)
-    banned[list(token_ids)] = True
-    return banned
+def _all_but(token_ids: Sequence[int], vocab_size: int) -> Bias:
+    bias = np.zeros(vocab_size, dtype=np.float32)
+    bias[list(token_ids)] = -np.inf
+    return bias

@@ -17,7 +17,7 @@ import torch
 
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import SampledToken, TokenLogprobs
-from headrace.engine.worker.constraint import Banned
+from headrace.engine.worker.constraint import Bias
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
 from headrace.engine.worker.running_sequence import RunningSequence
@@ -44,15 +44,17 @@ class Sampler:
         for row, sequence in enumerate(sequences):
             if _changes_logits(sequence):
                 _change_logits(logits[row], sequence)
-        _keep_forms(logits, sequences, problems)
+        biases = _keep_forms(logits, sequences, problems)
         for row, sequence in enumerate(sequences):
             if _bans_ending(sequence):
                 _ban_ending(logits[row], sequence)
-        if any(sequence.constraint is not None or _bans_tokens(sequence.sampling) for sequence in sequences):
-            for row, is_empty in enumerate(torch.isneginf(logits.amax(dim=-1)).tolist()):
-                if is_empty:
-                    problems[row] = problems[row] or NOTHING_LEFT
+        for row, sequence in enumerate(sequences):
+            if _bans_tokens(sequence.sampling) and bool(torch.isneginf(logits[row].amax())):
+                problems[row] = problems[row] or NOTHING_LEFT
         tokens = _choose(logits, sequences)
+        for row, bias in biases.items():
+            if bias[tokens[row]] != 0:
+                problems[row] = problems[row] or NOTHING_LEFT
         return [
             problems[row]
             or (
@@ -97,24 +99,24 @@ def _bans_tokens(sampling: SamplingParams) -> bool:
     return bool(sampling.allowed_token_ids or sampling.bad_words_token_ids)
 
 
-def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> None:
-    """Bans what the forms do not allow, in place; notes where a form cannot be followed. logits: [num_rows, vocab_size]."""
-    rows: list[int] = []
-    banned: list[Banned] = []
+def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> dict[int, Bias]:
+    """Bans what the forms do not allow, in place; notes where a form cannot be followed. logits: [num_rows, vocab_size].
+    Returns each row's bias."""
+    biases: dict[int, Bias] = {}
     for row, sequence in enumerate(sequences):
         verdict = sequence.constraint.verdict() if sequence.constraint is not None else None
         if isinstance(verdict, str):
             problems[row] = problems[row] or verdict
         elif verdict is not None:
-            rows.append(row)
-            banned.append(verdict)
-    if rows:
-        masks = torch.from_numpy(np.stack(banned)).to(logits.device)
-        if len(rows) == len(sequences):
-            logits.masked_fill_(masks, -math.inf)
-        else:
-            for row, mask in zip(rows, masks, strict=True):
-                logits[row].masked_fill_(mask, -math.inf)
+            biases[row] = verdict
+    if logits.device.type == "cpu":
+        for row, bias in biases.items():
+            values = logits[row].numpy()  # the same memory: a row is too short to be worth waking other threads for
+            np.add(values, bias, out=values)
+    elif biases:
+        rows = torch.tensor(list(biases), device=logits.device)
+        logits[rows] += torch.from_numpy(np.stack(list(biases.values()))).to(logits.device)
+    return biases
 
 
 def _bans_ending(sequence: RunningSequence) -> bool:
