@@ -208,6 +208,25 @@ def test_reasoning_that_the_prompt_has_begun_comes_before_the_form() -> None:
     assert bytes(form.begins_after) == b"</think>"
 
 
+def test_any_form_begins_behind_the_reasoning_that_the_prompt_has_begun() -> None:
+    app, engine = app_saying("Hm.</think>{}")
+    for thinks in (True, False):
+        fields: dict[str, Any] = {"response_format": {"type": "json_object"}}
+        assert chat(app, chat_template_kwargs={"enable_thinking": thinks}, **fields).status_code == 200
+        form = engine.requests[-1].structured_output
+        assert form is not None
+        assert bytes(form.begins_after) == (b"</think>" if thinks else b"")
+
+
+def test_a_form_leaves_no_room_for_calls() -> None:
+    app, engine = app_saying("{}")
+    fields: dict[str, Any] = {"response_format": {"type": "json_object"}, "tools": TOOLS}
+    for choice in ("auto", "required"):
+        assert error_of(chat(app, tool_choice=choice, **fields), 400)["param"] == "response_format"
+    assert chat(app, tool_choice="none", **fields).status_code == 200
+    assert engine.requests[-1].structured_output is not None
+
+
 def test_references_within_a_tools_schema_point_at_it_still() -> None:
     parameters = {
         "type": "object",
