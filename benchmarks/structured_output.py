@@ -7,7 +7,7 @@ answers of the same length with and without a form, interleaved, prefix cache of
 """
 
 import argparse
-import importlib.util
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from benchmarks.local_engine import LocalEngine, timed_tokens_per_second
 from benchmarks.models import smollm2_path
 from benchmarks.texts import prompts
 
-from headrace.base.errors import InvalidRequestError
+from headrace.base.errors import ConfigurationError, InvalidRequestError
 from headrace.engine.grammar.cache import FormCache
 from headrace.engine.grammar.protocol import GrammarBackend, Vocabulary
-from headrace.engine.grammar.registry import make_backend
+from headrace.engine.grammar.registry import BACKENDS, check_installed, make_backend
 from headrace.engine.host.grammar import vocabulary_of
 from headrace.engine.host.tokenizer import load_tokenizer
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
@@ -103,10 +103,12 @@ def first_mask_ms(cache: FormCache, form: StructuredOutput, vocabulary: Vocabula
 
 
 def backends(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
-    names = ["llguidance"]
-    if importlib.util.find_spec("xgrammar") and importlib.util.find_spec("tvm_ffi"):
-        names.append("xgrammar")
-    return {name: make_backend(name, vocabulary) for name in names}
+    known: dict[str, GrammarBackend] = {}
+    for name in BACKENDS:
+        with contextlib.suppress(ConfigurationError):
+            check_installed(name)
+            known[name] = make_backend(name, vocabulary)
+    return known
 
 
 def measure_delays(result: Result, known: dict[str, GrammarBackend], vocabulary: Vocabulary, num_runs: int) -> None:

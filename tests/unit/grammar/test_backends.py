@@ -10,7 +10,7 @@ from tests.unit.grammar.vocabularies import EOS, IM_END, IM_START, LongTokenizer
 
 from headrace.base.errors import ConfigurationError, InvalidRequestError
 from headrace.engine.grammar.protocol import GrammarBackend, Matcher
-from headrace.engine.grammar.registry import BACKENDS, make_backend
+from headrace.engine.grammar.registry import BACKENDS, check_installed, make_backend
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
 
 PERSON = {
@@ -22,14 +22,12 @@ PERSON = {
 VOCABULARY = vocabulary()
 
 
-def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None and (name != "xgrammar" or bool(importlib.util.find_spec("tvm_ffi")))
-
-
 @pytest.fixture(scope="module", params=list(BACKENDS))
 def backend(request: pytest.FixtureRequest) -> GrammarBackend:
-    if not _is_installed(request.param):
-        pytest.skip(f"{request.param} is not installed here; it is an extra")
+    try:
+        check_installed(request.param)
+    except ConfigurationError as error:
+        pytest.skip(f"an extra: {error}")
     return make_backend(request.param, VOCABULARY)
 
 
@@ -173,6 +171,13 @@ def test_what_cannot_be_enforced_is_refused_in_the_clients_words(
 def test_an_unknown_backend_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'xgrammar'"):
         make_backend("xgramar", VOCABULARY)
+
+
+def test_an_extra_that_is_not_installed_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"install headrace\[xgrammar\], or choose llguidance"):
+        check_installed("xgrammar")
+    check_installed("llguidance")
 
 
 # What llguidance alone reads

@@ -1,5 +1,6 @@
 """Which grammar library enforces forms: a name and the reason to choose it. Imports a library only when it is chosen."""
 
+import importlib.util
 from collections.abc import Callable
 
 from headrace.base.errors import ConfigurationError, nearest
@@ -15,13 +16,8 @@ def _llguidance(vocabulary: Vocabulary) -> GrammarBackend:
 
 
 def _xgrammar(vocabulary: Vocabulary) -> GrammarBackend:
-    try:
-        from headrace.engine.grammar.xgrammar_backend import XgrammarBackend
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the structured output backend 'xgrammar' is not installed ({error}): "
-            "install headrace[xgrammar], or choose llguidance"
-        ) from None
+    from headrace.engine.grammar.xgrammar_backend import XgrammarBackend
+
     return XgrammarBackend(vocabulary)
 
 
@@ -34,10 +30,24 @@ BACKENDS: dict[str, Callable[[Vocabulary], GrammarBackend]] = {
 }
 
 
+_NEEDS = {"xgrammar": ("xgrammar", "tvm_ffi")}
+"""Modules of the libraries that are extras."""
+
+
 def check_backend(name: str) -> None:
     if name not in BACKENDS:
         raise ConfigurationError(
             f"structured_output_backend {name!r} is not one of {', '.join(BACKENDS)}{nearest(name, BACKENDS)}"
+        )
+
+
+def check_installed(name: str) -> None:
+    """Raises ConfigurationError where the library is an extra that is not there."""
+    missing = [module for module in _NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ConfigurationError(
+            f"structured_output_backend {name!r} is not installed here ({', '.join(missing)} missing): "
+            f"install headrace[{name}], or choose {DEFAULT_BACKEND}"
         )
 
 

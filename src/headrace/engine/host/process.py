@@ -24,6 +24,7 @@ from headrace.base.units import format_bytes, seconds
 from headrace.engine.executor.in_process import InProcessExecutor
 from headrace.engine.grammar.cache import FormCache
 from headrace.engine.grammar.protocol import Vocabulary
+from headrace.engine.grammar.registry import check_installed
 from headrace.engine.host.config import EngineConfig
 from headrace.engine.host.connection import Connection, engine_end
 from headrace.engine.host.grammar import FormCompiler, load_forms, load_vocabulary
@@ -77,6 +78,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
 
     report("start_process", seconds(clock.now() - launch.launched), f"pid {os.getpid()}")
     began = clock.now()
+    check_installed(config.structured_output_backend)
     # Here, not above: importing what computes takes seconds, and the parent's death must be noticed during them.
     from headrace.engine.worker.constraint import Masks
     from headrace.engine.worker.worker import Worker, WorkerConfig
