@@ -19,7 +19,7 @@ from rich.table import Table
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
-from headrace.cli.report_view import show_comparison, show_summary
+from headrace.cli.report_view import report_console, show_comparison, show_summary
 from headrace.cli.workload_options import add_workload_options, brings_its_own_times, build_workload
 from headrace.measure.bench.campaign import Point, StopRule, highest_load, interleaved, sweep
 from headrace.measure.bench.formats import FORMATS, BodyOptions, format_named
@@ -34,6 +34,7 @@ from headrace.measure.report.result_file import DEFAULT_METRICS, write_result
 from headrace.measure.report.summary import DEFAULT_SHARES, Summary, summarize, without_warm_up
 from headrace.measure.report.table import figure
 from headrace.measure.workload.request import Workload
+from headrace.measure.workload.reuse import reuse
 from headrace.measure.workload.workload_file import write_workload
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
@@ -182,7 +183,7 @@ def run(options: argparse.Namespace) -> int:
 class _Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._console = Console(highlight=False)
+        self._console = report_console()
         self._shares = _shares(options.metric_percentiles)
         self._metrics = tuple(name.strip() for name in options.percentile_metrics.split(",") if name.strip())
         self._slo_ms = read_objectives(options.slo.read_text()) if options.slo is not None else {}
@@ -197,7 +198,11 @@ class _Bench:
         workload = build_workload(self._options)
         with path.open("wb") as file:
             file.writelines(write_workload(workload))
-        self._console.print(f"{len(workload.requests):,} requests written to {path}")
+        found = reuse(workload.requests)
+        self._console.print(
+            f"{len(workload.requests):,} requests written to {path}; of {found.num_tokens:,} prompt tokens a cache without "
+            f"limits would find {found.token_share:.1%}"
+        )
         return 0
 
     def once(self) -> int:
@@ -337,6 +342,7 @@ class _Bench:
             burstiness=options.burstiness if math.isfinite(options.burstiness) else 0.0,
             max_concurrency=num_users or options.max_concurrency or options.num_users,
             slo_ms=self._slo_ms,
+            reusable_token_share=reuse(workload.requests).token_share,
             metadata=_pairs(options.metadata, "--metadata"),
         )
 

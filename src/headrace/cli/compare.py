@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from headrace.base.errors import ConfigurationError
-from headrace.cli.report_view import show_comparison
+from headrace.cli.report_view import report_console, show_comparison
 from headrace.measure.report.comparison import compare, regressions
 from headrace.measure.report.record import Run
 from headrace.measure.report.result_file import read_results
@@ -16,8 +16,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "compare",
         help="compare two result files of bench or simulate",
-        description="Shows the second result beside the first: ratios, with intervals from drawing requests again (rounds, where "
-        "both files hold at least three). Ends with status 1 if a figure got worse by more than --tolerance and chance "
+        description="Shows the second result beside the first: ratios, with intervals from drawing requests again (or rounds, "
+        "if both files hold at least three). Ends with status 1 if a figure got worse by more than --tolerance and chance "
         "does not explain it.",
     )
     parser.add_argument("first", type=Path, help="the reference: a result file of headrace, or of vllm with --save-detailed")
@@ -38,7 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 if nothing got worse, 1 if something did."""
-    console = Console()
+    console = report_console()
     first, second = _read(options.first), _read(options.second)
     rows = compare(first, second, seed=options.seed)
     found = regressions(rows, tolerance=options.tolerance, names=options.metric)

@@ -10,16 +10,25 @@ from headrace.measure.report.record import RunFacts
 from headrace.measure.report.summary import Summary
 from headrace.measure.report.table import FOOTNOTE, distribution_header, distribution_rows, facts, figure
 
+_WIDTH_OF_A_FILE = 120
+
+
+def report_console() -> Console:
+    """As wide as the terminal; where there is none, as wide as the tables need."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDTH_OF_A_FILE)
+
 
 def show_summary(console: Console, run: RunFacts, summary: Summary, shares: Sequence[float]) -> None:
-    table = Table(box=None, show_header=False, padding=(0, 2))
+    table = Table(box=None, show_header=False, padding=(0, 1))
     for fact in facts(run, summary):
         table.add_row(fact.name, f"[bold]{fact.value}[/]", f"[dim]{fact.note}[/]")
     console.print(table)
     console.print()
-    latencies = Table(*distribution_header(shares), box=None, header_style="dim", padding=(0, 2))
-    for column in latencies.columns[1:]:
-        column.justify = "right"
+    latencies = Table(*distribution_header(shares), box=None, header_style="dim", padding=(0, 1))
+    for column in latencies.columns:
+        column.no_wrap = True
+        column.justify = "right" if column is not latencies.columns[0] else "left"
     for row in distribution_rows(summary, shares):
         latencies.add_row(*row)
     console.print(latencies)
@@ -29,7 +38,8 @@ def show_summary(console: Console, run: RunFacts, summary: Summary, shares: Sequ
 
 
 def show_comparison(console: Console, rows: Sequence[Row], names: tuple[str, str], regressions: Sequence[Row]) -> None:
-    table = Table("", *names, "ratio", "95 % interval", "", box=None, header_style="dim", padding=(0, 2))
+    table = Table("", *names, "ratio", "95 % interval", "", box=None, header_style="dim", padding=(0, 1))
+    table.columns[0].no_wrap = True
     for column in table.columns[1:5]:
         column.justify = "right"
     for row in rows:

@@ -48,7 +48,9 @@ _OF_RUNS: Mapping[str, Callable[[Summary], float | None]] = {
 }
 """Figures with one value a run."""
 
-_LESS_IS_BETTER = {"p99_itl_ms"}
+_LESS_IS_BETTER = frozenset({"p99_itl_ms"})
+_SHARES_OF_ONE = frozenset({"goodput_share", "cached_token_share", "completed_share"})
+"""Figures whose differences matter, not their ratios: half a percent instead of one is no regression by half."""
 
 
 class Row(NamedTuple):
@@ -68,7 +70,10 @@ class Row(NamedTuple):
 
     def is_regression(self, tolerance: float) -> bool:
         """Worse by more than `tolerance`, and not by chance as far as the interval tells."""
-        worse = self.ratio > 1 + tolerance if self.is_less_better else self.ratio < 1 / (1 + tolerance)
+        if self.name in _SHARES_OF_ONE:
+            worse = self.first - self.second > tolerance
+        else:
+            worse = self.ratio > 1 + tolerance if self.is_less_better else self.ratio < 1 / (1 + tolerance)
         return worse and (self.interval is None or self.is_certain)
 
 

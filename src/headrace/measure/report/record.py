@@ -93,6 +93,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     burstiness: float = 1.0
     max_concurrency: int | None = None
     slo_ms: dict[str, float] = {}
+    reusable_token_share: float | None = None
+    """Of prompt tokens, those that a prefix cache without limits would find, by the workload itself."""
     metadata: dict[str, str] = {}
     client: ClientHealth | None = None
     server_counters: dict[str, float] = {}

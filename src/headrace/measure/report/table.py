@@ -66,7 +66,7 @@ def facts(run: RunFacts, summary: Summary) -> list[Fact]:
             Fact("goodput, joint", f"{figure(summary.goodput.joint)} req/s", f"{summary.goodput.joint_share:.1%} kept all")
         )
     if summary.cached_token_share is not None:
-        rows.append(Fact("cached prompt tokens", f"{summary.cached_token_share:.1%}"))
+        rows.append(Fact("cached prompt tokens", f"{summary.cached_token_share:.1%}", _reusable(run)))
     if summary.acceptance_rate is not None:
         rows.append(Fact("draft tokens accepted", f"{summary.acceptance_rate:.1%}"))
     rows.append(
@@ -110,6 +110,12 @@ def _cells(found: Distribution, shares: Sequence[float]) -> list[str]:
     percentiles = [p for p in found.percentiles if p.share in shares]
     tails = [f"{'~' if p.num_above < FEW_ABOVE and p.share > 50 else ''}{figure(p.value)}" for p in percentiles]
     return [figure(found.mean), figure(found.std), figure(found.minimum), *tails, figure(found.maximum)]
+
+
+def _reusable(run: RunFacts) -> str:
+    if run.reusable_token_share is None:
+        return ""
+    return f"a cache without limits would find {run.reusable_token_share:.1%}"
 
 
 def _errors(summary: Summary) -> str:
