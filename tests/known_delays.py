@@ -2,9 +2,9 @@
 
     python -m tests.known_delays '{"num_tokens": 8, "first_ms": 40, "gap_ms": 20}'
 
-Prints its address. When its standard input closes, prints what it did as JSON and ends. A process of its own, so that a client's
-processor time is the client's; its clock is the client's, so that moments can be compared. It speaks enough of HTTP and of
-OpenAI's completions for that, and knows no model.
+Prints its address. When its standard input closes, prints what it did as JSON and ends. A process of its own, so that a
+client's processor time is the client's; its clock is the client's, so that moments can be compared. It speaks enough of
+HTTP and of OpenAI's completions for that, and knows no model.
 """
 
 import asyncio
@@ -22,13 +22,14 @@ import msgspec
 import uvloop
 
 CHUNK = (
-    b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"known","choices":[{"index":0,'
-    b'"text":" word","logprobs":null,"finish_reason":null}]}\n\n'
+    b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"known",'
+    b'"choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null}]}\n\n'
 )
 
 
 class Script(msgspec.Struct, kw_only=True):
-    """What every request meets. A stall, a drop and a refusal meet every n-th request by the order of arrival, where n is set."""
+    """What every request meets. A stall, a drop and a refusal meet every n-th request by the order of arrival, where n is
+    set."""
 
     num_tokens: int = 8
     accept_ms: float = 0.0

@@ -1,7 +1,8 @@
 """The load generator against a server whose delays are known, over real sockets.
 
-What is compared with the server's own notes is compared as counts and as orders (a moment cannot lie before what caused it), or
-with limits that only a hang would break: how close the figures are is a matter for `benchmarks/load_generator.py`, on a quiet machine.
+What is compared with the server's own notes is compared as counts and as orders (a moment cannot lie before what caused
+it), or with limits that only a hang would break: how close the figures are is a matter for
+`benchmarks/load_generator.py`, on a quiet machine.
 """
 
 import json
@@ -177,20 +178,59 @@ def bench(url: str, *words: str) -> int:
 def test_scripts_of_vllm_find_their_options_and_their_names(tmp_path: Path) -> None:
     with KnownServer(Script(num_tokens=4)) as server:
         status = bench(
-            server.url, "--backend", "vllm", "--endpoint", "/v1/completions", "--dataset-name", "random", "--num-prompts", "20",
-            "--random-input-len", "10", "--random-output-len", "4", "--request-rate", "200", "--burstiness", "1.0", "--seed", "1",
-            "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99", "--goodput", "ttft:500", "tpot:100",
-            "--ignore-eos", "--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "r.json",
-            "--metadata", "gpu=none", "--num-warmups", "2", "--disable-tqdm",
-        )  # fmt: skip
+            server.url,
+            "--backend",
+            "vllm",
+            "--endpoint",
+            "/v1/completions",
+            "--dataset-name",
+            "random",
+            "--num-prompts",
+            "20",
+            "--random-input-len",
+            "10",
+            "--random-output-len",
+            "4",
+            "--request-rate",
+            "200",
+            "--burstiness",
+            "1.0",
+            "--seed",
+            "1",
+            "--percentile-metrics",
+            "ttft,tpot,itl,e2el",
+            "--metric-percentiles",
+            "50,99",
+            "--goodput",
+            "ttft:500",
+            "tpot:100",
+            "--ignore-eos",
+            "--save-result",
+            "--save-detailed",
+            "--result-dir",
+            str(tmp_path),
+            "--result-filename",
+            "r.json",
+            "--metadata",
+            "gpu=none",
+            "--num-warmups",
+            "2",
+            "--disable-tqdm",
+        )
     assert status == 0
     result = json.loads((tmp_path / "r.json").read_text())
     assert {"date", "endpoint_type", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "duration",
             "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput",
-            "output_throughput", "total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests", "input_lens",
-            "output_lens", "ttfts", "itls", "generated_texts", "errors"} <= result.keys()  # fmt: skip
+            "output_throughput", "total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests",
+            "input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"} <= result.keys()  # fmt: skip
     for name in ("ttft", "tpot", "itl", "e2el"):
-        assert {f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms", f"p50_{name}_ms", f"p99_{name}_ms"} <= result.keys()
+        assert {
+            f"mean_{name}_ms",
+            f"median_{name}_ms",
+            f"std_{name}_ms",
+            f"p50_{name}_ms",
+            f"p99_{name}_ms",
+        } <= result.keys()
     assert (result["completed"], result["total_output_tokens"], result["gpu"]) == (20, 80, "none")
     assert len(result["itls"]) == 20 and all(len(gaps) == 3 for gaps in result["itls"])
     assert set(result["generated_texts"]) == {" word" * 4}
@@ -200,7 +240,8 @@ def test_a_sweep_ends_where_throughput_no_longer_grows_and_its_page_shows_all_ru
     page = tmp_path / "page.html"
     with KnownServer(Script(num_tokens=2, first_ms=20)) as server:
         status = bench(
-            server.url, "--num-prompts", "24", "--sweep-concurrency", "1,2,4,4,4,4", "--stop-growth", "0.5", "--html", str(page)
+            server.url, "--num-prompts", "24", "--sweep-concurrency", "1,2,4,4,4,4", "--stop-growth", "0.5",
+            "--html", str(page),
         )  # fmt: skip
     assert status == 0
     text = page.read_text()
@@ -223,7 +264,9 @@ def test_a_real_run_and_its_rehearsal_are_compared_and_the_exit_status_tells(tmp
     usual = ["--dataset-name", "workload", "--dataset-path", str(workload)]
     with KnownServer(Script(num_tokens=4)) as server:
         assert bench(server.url, "--num-prompts", "20", "--request-rate", "100", "--write-workload", str(workload)) == 0
-        assert bench(server.url, *usual, "--save-result", "--result-dir", str(tmp_path), "--result-filename", "real.json") == 0
+        assert (
+            bench(server.url, *usual, "--save-result", "--result-dir", str(tmp_path), "--result-filename", "real.json") == 0
+        )
     slow = ["--engine", str(tmp_path / "engine.toml")]
     assert main(["simulate", "--workload", str(workload), "--result", str(rehearsed), *slow]) == 0
     assert main(["compare", str(real), str(real)]) == 0
@@ -231,7 +274,9 @@ def test_a_real_run_and_its_rehearsal_are_compared_and_the_exit_status_tells(tmp
     assert json.loads(real.read_text()).keys() >= json.loads(rehearsed.read_text()).keys()
 
 
-def test_a_server_that_refuses_the_first_request_ends_the_command_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_refuses_the_first_request_ends_the_command_with_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with LiveServer(FakeEngine()) as server:
         assert bench(server.url, "--num-prompts", "2", "--extra-body", '{"temprature": 1}') == 2
     assert "temprature" in capsys.readouterr().err

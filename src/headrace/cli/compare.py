@@ -3,8 +3,6 @@
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
 from headrace.base.errors import ConfigurationError
 from headrace.cli.report_view import report_console, show_comparison
 from headrace.measure.report.comparison import compare, regressions
@@ -16,9 +14,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "compare",
         help="compare two result files of bench or simulate",
-        description="Shows the second result beside the first: ratios, with intervals from drawing requests again (or rounds, "
-        "if both files hold at least three). Ends with status 1 if a figure got worse by more than --tolerance and chance "
-        "does not explain it.",
+        description="Shows the second result beside the first: ratios, with intervals from drawing requests again (or "
+        "rounds, if both files hold at least three). Ends with status 1 if a figure got worse by more than --tolerance and "
+        "chance does not explain it.",
     )
     parser.add_argument("first", type=Path, help="the reference: a result file of headrace, or of vllm with --save-detailed")
     parser.add_argument("second", type=Path, help="what is judged")

@@ -1,6 +1,7 @@
 """Distributions with the count behind every percentile, bootstrap intervals, and where warm-up ends. Knows numbers only."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import msgspec
@@ -68,7 +69,7 @@ def distribution(values: Sequence[float], shares: Sequence[float]) -> Distributi
 
 def _percentile(ordered: Sequence[float], share: float) -> Percentile:
     value = percentile(ordered, share)
-    return Percentile(share, value, sum(1 for v in reversed(ordered[len(ordered) // 2 :]) if v > value))
+    return Percentile(share, value, len(ordered) - bisect_right(ordered, value))
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -119,12 +120,17 @@ def resampled_percentiles(values: Sequence[float], share: float, rng: Random, *,
     return drawn
 
 
+_CERTAIN_ERRORS = 6
+_NEARLY = 1.5
+_NOTABLE_SHARE = 0.2
+
+
 def warm_up_length(values: Sequence[float], *, batch_size: int = 5) -> int:
     """How many values at the beginning belong to the warm-up, by the MSER-5 rule (White, Cobb and Spratt 2000).
 
     Batches of five are averaged; cut where the standard error of what remains is smallest. The rule cuts noise, too, so a
-    cut counts only if the means before and after it differ by more than chance (four standard errors) and by a tenth. A
-    cut past the middle means that no steady state was seen: then the answer is the number of values.
+    cut counts only if the means before and after it differ by far more than chance and by a fifth. Where the cut is in the
+    middle, or what remains still changes, no steady state was seen, and the answer is the number of values.
 
     >>> warm_up_length([90.0] * 10 + [10.0, 11.0] * 45)
     10
@@ -140,27 +146,28 @@ def warm_up_length(values: Sequence[float], *, batch_size: int = 5) -> int:
     cut = _mser_cut(means)
     if cut == 0 or not _differ(means[:cut], means[cut:]):
         return 0
-    return cut * batch_size if cut <= num_batches // 2 else len(values)
+    rest = means[cut:]
+    still_changes = cut >= num_batches // 2 or _differ(rest[: len(rest) // 2], rest[len(rest) // 2 :])
+    return len(values) if still_changes else cut * batch_size
 
 
 def _mser_cut(means: Sequence[float]) -> int:
-    best_cut, best_error = 0, math.inf
+    """At most half: the standard error of a few batches is small by chance. The earliest of those that are nearly as good."""
+    errors: dict[int, float] = {}
     total = squares = 0.0
     for cut in range(len(means) - 1, -1, -1):  # from the end, so that sums grow by one batch at a time
         total += means[cut]
         squares += means[cut] ** 2
         count = len(means) - cut
-        error = max(0.0, squares - total**2 / count) / count**2
-        if count >= 3 and error <= best_error * (1 + 1e-9):
-            best_cut, best_error = cut, min(error, best_error)
-    return best_cut
+        if cut <= len(means) // 2:
+            errors[cut] = max(0.0, squares - total**2 / count) / count**2
+    tolerable = _NEARLY * min(errors.values()) + 1e-12 * squares
+    return min(cut for cut, error in errors.items() if error <= tolerable)
 
 
 def _differ(before: Sequence[float], after: Sequence[float]) -> bool:
-    def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-        mean = math.fsum(values) / len(values)
-        variance = math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
-        return mean, variance / len(values)
-
-    (first, first_error), (second, second_error) = mean_and_error(before), mean_and_error(after)
-    return abs(first - second) > max(4 * math.sqrt(first_error + second_error), 0.1 * abs(second))
+    """By the noise of the steady part alone: a warm-up may be anything but steady."""
+    first, second = math.fsum(before) / len(before), math.fsum(after) / len(after)
+    variance = math.fsum((value - second) ** 2 for value in after) / max(1, len(after) - 1)
+    error = math.sqrt(variance * (1 / len(before) + 1 / len(after)))
+    return abs(first - second) > max(_CERTAIN_ERRORS * error, _NOTABLE_SHARE * abs(second))

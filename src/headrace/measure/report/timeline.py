@@ -39,7 +39,7 @@ class LittlesLaw(msgspec.Struct, frozen=True, kw_only=True):
     error: float
     """(L - lambda W) / lambda W. Not 0: requests were lost, counted twice or timed wrongly."""
     steady_in_flight: float
-    """In flight over the middle 80 % of the run, by the records."""
+    """In flight over the middle 80 % of the time in which requests were sent, by the records."""
     steady_rate_times_time: float
     """Rate times time of the requests sent in that window."""
     steady_error: float
@@ -126,9 +126,12 @@ def littles_law(
     residence = [record.finished_ns - record.sent_ns for record in records]
     by_records = sum(residence) / duration_ns
     by_counter = by_records if in_flight_integral_ns is None else in_flight_integral_ns / duration_ns
-    low, high = duration_ns // 10, duration_ns - duration_ns // 10
-    steady = sum(max(0, min(r.finished_ns, high) - max(r.sent_ns, low)) for r in records) / (high - low)
-    steady_product = sum(r.finished_ns - r.sent_ns for r in records if low <= r.sent_ns < high) / (high - low)
+    sends = [record.sent_ns for record in records]
+    begin, span = min(sends), max(sends) - min(sends)
+    low, high = begin + span // 10, max(begin + 1, begin + span - span // 10)
+    window = high - low
+    steady = sum(max(0, min(r.finished_ns, high) - max(r.sent_ns, low)) for r in records) / window
+    steady_product = sum(r.finished_ns - r.sent_ns for r in records if low <= r.sent_ns < high) / window
     return LittlesLaw(
         in_flight=by_counter,
         rate_times_time=by_records,
