@@ -13,7 +13,7 @@ from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.sim.events import EventQueue, Rank
-from headrace.sim.scenario import EOS_TOKEN_ID, VOCAB_SIZE, draw_scenario
+from headrace.sim.scenario import VOCAB_SIZE, draw_scenario, run_scenario
 from headrace.sim.simulation import Arrival, Outcome, simulate
 from headrace.sim.step_cost import LinearStepCost
 from headrace.sim.worker import choose_any_of
@@ -21,28 +21,15 @@ from headrace.sim.worker import choose_any_of
 NUM_SEEDS = 20
 NUM_REQUESTS = 50
 DIGEST_PROGRAM = """
-from headrace.sim.scenario import EOS_TOKEN_ID, VOCAB_SIZE, draw_scenario
-from headrace.sim.simulation import simulate
-from headrace.sim.step_cost import LinearStepCost
-from headrace.sim.worker import choose_any_of
+from headrace.sim.scenario import run_scenario
 for seed in range(5):
-    scenario = draw_scenario(seed, num_requests=40)
-    print(simulate(config=scenario.config, cost=LinearStepCost(), choose=choose_any_of(VOCAB_SIZE),
-                   arrivals=scenario.arrivals, disconnects=scenario.disconnects, eos_token_ids=(EOS_TOKEN_ID,)).digest)
+    print(run_scenario(seed, num_requests=40).digest)
 """
 
 
 @cache
 def run(seed: int) -> Outcome:
-    scenario = draw_scenario(seed, num_requests=NUM_REQUESTS)
-    return simulate(
-        config=scenario.config,
-        cost=LinearStepCost(),
-        choose=choose_any_of(VOCAB_SIZE),
-        arrivals=scenario.arrivals,
-        disconnects=scenario.disconnects,
-        eos_token_ids=(EOS_TOKEN_ID,),
-    )
+    return run_scenario(seed, num_requests=NUM_REQUESTS)
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))

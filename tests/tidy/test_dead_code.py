@@ -16,6 +16,7 @@ _USED_BY_OTHERS = {
     "_generate": "Jinja's Environment calls it",
     "call_binop": "Jinja's sandbox calls it",
     "capture_signals": "uvicorn's Server calls it",
+    "file_response": "starlette's StaticFiles calls it",
     "has_unfinished_requests": "benchmarks drive a core until it is false",
     "num_open_requests": "tests of the client wait by it for what must not be left open",
 }

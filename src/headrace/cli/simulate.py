@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -24,10 +25,9 @@ from headrace.measure.workload.request import Workload
 from headrace.measure.workload.reuse import reuse
 from headrace.measure.workload.workload_file import read_workload
 from headrace.sim.replay import replay
-from headrace.sim.scenario import EOS_TOKEN_ID, VOCAB_SIZE, draw_scenario
-from headrace.sim.simulation import Outcome, simulate
+from headrace.sim.scenario import run_scenario
+from headrace.sim.simulation import Outcome
 from headrace.sim.step_cost import LinearStepCost
-from headrace.sim.worker import choose_any_of
 from headrace.sim.workload_run import run_workload
 
 _SHOWN_ROWS = 20
@@ -135,13 +135,13 @@ def _replay(path: Path, console: Console) -> int:
 
 
 def _simulate(first_seed: int, num_seeds: int, num_requests: int, console: Console) -> int:
-    table = Table(
-        "seed", "finished", "aborted", "refused", "steps", "preempted", "evicted", "hit rate", "virtual s", "digest"
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("seed", "ended", "gone", "refused", "steps", "preempted", "evicted", "hits", "time", "digest"):
+        table.add_column(column, justify="right", no_wrap=True)
     with Progress(console=console, transient=True) as progress:
         for seed in progress.track(range(first_seed, first_seed + num_seeds), description="rehearsing"):
             try:
-                outcome = _run_scenario(seed, num_requests)
+                outcome = run_scenario(seed, num_requests=num_requests)
             except AssertionError as failure:
                 console.print(f"[red]seed {seed}: {failure}[/red]")
                 console.print(f"reproduce with: headrace simulate --seed {seed} --num-requests {num_requests}")
@@ -152,18 +152,6 @@ def _simulate(first_seed: int, num_seeds: int, num_requests: int, console: Conso
         console.print(table)
     console.print(f"{num_seeds} {'seed' if num_seeds == 1 else 'seeds'}: every invariant held after every event")
     return 0
-
-
-def _run_scenario(seed: int, num_requests: int) -> Outcome:
-    scenario = draw_scenario(seed, num_requests=num_requests)
-    return simulate(
-        config=scenario.config,
-        cost=LinearStepCost(),
-        choose=choose_any_of(VOCAB_SIZE),
-        arrivals=scenario.arrivals,
-        disconnects=scenario.disconnects,
-        eos_token_ids=(EOS_TOKEN_ID,),
-    )
 
 
 def _describe(outcome: Outcome) -> list[str]:
@@ -177,6 +165,6 @@ def _describe(outcome: Outcome) -> list[str]:
         str(stats.num_preemptions),
         str(stats.num_evictions),
         f"{hit_rate:.0%}",
-        f"{seconds(outcome.finished_at):.2f}",
-        outcome.digest[:12],
+        f"{seconds(outcome.finished_at):.1f} s",
+        outcome.digest[:8],
     ]

@@ -13,7 +13,9 @@ from headrace.base.units import NANOS_PER_MILLI
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.sampling_params import SamplingParams
-from headrace.sim.simulation import Arrival, Disconnect
+from headrace.sim.simulation import Arrival, Disconnect, Outcome, simulate
+from headrace.sim.step_cost import LinearStepCost
+from headrace.sim.worker import choose_any_of
 
 VOCAB_SIZE = 512
 EOS_TOKEN_ID = 0
@@ -38,6 +40,19 @@ def draw_scenario(seed: int, *, num_requests: int) -> Scenario:
         if gone.random() < 0.2
     )
     return Scenario(config, arrivals, disconnects)
+
+
+def run_scenario(seed: int, *, num_requests: int) -> Outcome:
+    """Fails by an AssertionError where a rule is broken; then the seed and the number reproduce it."""
+    scenario = draw_scenario(seed, num_requests=num_requests)
+    return simulate(
+        config=scenario.config,
+        cost=LinearStepCost(),
+        choose=choose_any_of(VOCAB_SIZE),
+        arrivals=scenario.arrivals,
+        disconnects=scenario.disconnects,
+        eos_token_ids=(EOS_TOKEN_ID,),
+    )
 
 
 def _draw_limits(rng: Random) -> SchedulerConfig:

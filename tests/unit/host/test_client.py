@@ -169,6 +169,31 @@ def test_a_stop_token_ends_the_answer_and_is_not_shown() -> None:
     run(test())
 
 
+class EndingAtC(ByteTokenizer):
+    """Knows of an end of text that the engine was not told of."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return (ord("c"),)
+
+
+@pytest.mark.parametrize(
+    ("ignore_eos", "text", "reason"), [(False, "ab", FinishReason.STOP), (True, "abcde", FinishReason.LENGTH)]
+)
+def test_what_ends_a_text_by_the_tokenizers_account_ends_the_answer(
+    ignore_eos: bool, text: str, reason: FinishReason
+) -> None:
+    async def test() -> None:
+        client = engine()
+        client._load_tokenizer = lambda _: EndingAtC()
+        async with started(client):
+            chunks = await collect(client, request(max_tokens=5, ignore_eos=ignore_eos))
+            assert text_of(chunks) == text
+            assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == (reason, None)
+
+    run(test())
+
+
 def test_what_could_have_begun_a_stop_string_is_shown_at_the_end() -> None:
     async def test() -> None:
         async with started(engine()) as client:

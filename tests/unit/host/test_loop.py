@@ -118,7 +118,7 @@ def test_a_request_is_stepped_until_it_ends(stage: Stage) -> None:
 def test_every_event_of_a_turn_carries_its_one_time(stage: Stage) -> None:
     stage.send(AddRequest(make_request("a")), AddRequest(make_request("b")))
     stage.settle()
-    stage.send(AddRequest(make_request("c")), Abort((RequestId("a"),)))
+    stage.send(AddRequest(make_request("c")), Abort((RequestId("c"),)))  # the step in flight is "a"'s in any case
     stage.settle()
     stage.executor.complete_one()
     stage.next_updates()

@@ -366,6 +366,12 @@ def test_generation_defaults_of_a_gguf_file_have_the_same_names(tmp_path: Path) 
     assert _gguf(tmp_path).generation_defaults == {}
 
 
+def test_advice_that_lies_beside_a_gguf_file_counts_before_that_in_it(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.2, "top_p": 0.9}')
+    checkpoint = _gguf(tmp_path, LLAMA_METADATA | {"general.sampling.temp": 0.7, "general.sampling.top_k": 40})
+    assert checkpoint.generation_defaults == {"temperature": 0.2, "top_p": 0.9, "top_k": 40}
+
+
 def test_advice_that_is_no_number_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, LLAMA_CONFIG, tiny_llama(), {"temperature": "hot"})
     with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature is 'hot'; a finite number is needed"):

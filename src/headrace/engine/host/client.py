@@ -15,6 +15,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.base import errors
 from headrace.base.errors import EngineDeadError, HeadraceError, InvalidRequestError
 from headrace.base.ids import RequestId
@@ -24,7 +26,6 @@ from headrace.engine.host.answer import Answer
 from headrace.engine.host.child import EngineChild, describe_exit, engine_command
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.host.generation import EngineFacts, GenerationRequest, OutputChunk, Tokenizer
-from headrace.engine.host.generation_config import sampling_defaults
 from headrace.engine.host.messages import (
     Abort,
     AddRequest,
@@ -170,7 +171,7 @@ class EngineClient:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
         answers = [Answer(request, index, self.tokenizer) for index in range(request.num_sequences)]
         inbox = self._inboxes[request.request_id] = _Inbox(request.num_sequences)
-        child.send(AddRequest(_for_engine(request)))
+        child.send(AddRequest(_for_engine(request, self.tokenizer.eos_token_ids)))
         try:
             num_open = len(answers)
             while num_open:
@@ -272,7 +273,7 @@ class EngineClient:
             execution_identity=ready.execution_identity,
             started_unix_s=unix_seconds(),
             startup_seconds=dict(self._startup_seconds),
-            default_sampling=sampling_defaults(Path(self._config.model_path)),
+            default_sampling=ready.generation_defaults,
         )
         self._kv_bytes = ready.kv_bytes
         self._watch.restart()
@@ -410,11 +411,16 @@ class _HangWatch:
         return ""
 
 
-def _for_engine(request: GenerationRequest) -> Request:
+def _for_engine(request: GenerationRequest, end_token_ids: tuple[int, ...]) -> Request:
+    """`end_token_ids`: what ends a text by the tokenizer's account, which may name more than the model's description."""
+    sampling = request.sampling
+    if not sampling.ignore_eos:
+        stop_token_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *end_token_ids)))
+        sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
     return Request(
         request_id=request.request_id,
         prompt_token_ids=tuple(request.prompt_token_ids),
-        sampling=request.sampling,
+        sampling=sampling,
         num_sequences=request.num_sequences,
         priority=request.priority,
         cache_salt=request.cache_salt,

@@ -105,7 +105,7 @@ class EngineFacts:
     startup_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of the start-up, in order."""
     default_sampling: dict[str, float | int] = field(default_factory=dict)
-    """From the model's generation_config: temperature, top_p, top_k, repetition_penalty where given."""
+    """What the model's makers advise: temperature, top_p, top_k, min_p, repetition_penalty where given."""
 
 
 class Engine(Protocol):

@@ -59,6 +59,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     max_model_len: int
     kv_bytes: int
     vocab_size: int
+    generation_defaults: dict[str, float | int] = {}
+    """What the model's makers advise for sampling, where they do."""
     execution_identity: str
     """Hexadecimal digest of the ExecutionIdentity."""
     dtype: str

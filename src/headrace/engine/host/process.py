@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from headrace.base.clock import Nanos
+from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
-from headrace.base.units import seconds
+from headrace.base.units import format_bytes, seconds
 from headrace.engine.executor.in_process import InProcessExecutor
 from headrace.engine.host.config import EngineConfig
 from headrace.engine.host.connection import Connection, engine_end
@@ -118,6 +119,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
                 max_model_len=size.max_model_len,
                 kv_bytes=size.num_blocks * worker.kv_bytes_per_block,
                 vocab_size=worker.spec.vocab_size,
+                generation_defaults=worker.checkpoint.generation_defaults,
                 execution_identity=identity.hex(),
                 dtype=worker.dtype,
                 device=worker.device,
@@ -136,6 +138,11 @@ def _size_kv_cache(
         free, fraction = available_bytes(), config.memory_fraction or CPU_MEMORY_FRACTION
     else:
         free, fraction = device_bytes, config.memory_fraction or GPU_MEMORY_FRACTION
+    if config.kv_cache_bytes > free:
+        raise ConfigurationError(
+            f"kv_cache_memory {format_bytes(config.kv_cache_bytes)} exceeds the {format_bytes(free)} that are available "
+            "once the weights are loaded: lower it"
+        )
     return size_kv_cache(
         budget_bytes=config.kv_cache_bytes or int(free * fraction),
         budget_is_given=config.kv_cache_bytes > 0,

@@ -113,8 +113,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _open_hugging_face(folder: Path) -> "MappedCheckpoint":
     config = Fields(str(folder / "config.json"), read_json_object(folder / "config.json"))
-    generation_path = folder / "generation_config.json"
-    generation = Fields(str(generation_path), read_json_object(generation_path) if generation_path.is_file() else {})
+    generation = _generation_config(folder)
     spec = spec_from_config(config, generation)
     _, architecture = find_hugging_face(config)
     files = SafetensorsFiles(folder)
@@ -139,12 +138,21 @@ def _open_gguf(path: Path, file_path: Path) -> "MappedCheckpoint":
             spec,
             file,
             stored,
-            defaults=_defaults(metadata, _GGUF_DEFAULTS),
+            defaults={
+                **_defaults(metadata, _GGUF_DEFAULTS),
+                **_defaults(_generation_config(file_path.parent), _CONFIG_DEFAULTS),
+            },
             interleaved=architecture.interleaved,
         )
     except BaseException:
         file.close()
         raise
+
+
+def _generation_config(folder: Path) -> Fields:
+    """What lies beside the weights; empty where nothing does."""
+    path = folder / "generation_config.json"
+    return Fields(str(path), read_json_object(path) if path.is_file() else {})
 
 
 def _only_gguf(folder: Path) -> Path:

@@ -146,16 +146,16 @@ def _num_kept(cumulated: torch.Tensor, sampling: SamplingParams, vocab_size: int
     """
     num_sorted = cumulated.shape[0]
     top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
-    if top_k > num_sorted and sampling.top_p >= 1.0:
+    if sampling.top_p >= 1.0:
+        return top_k if top_k <= num_sorted else None
+    if num_sorted < top_k < vocab_size:
         return None
     considered = cumulated[:top_k]
-    if sampling.top_p >= 1.0:
-        return top_k
     total = float(considered[-1]) if top_k <= num_sorted else 1.0  # top_p's share is of what top_k left
     num_kept = int(torch.searchsorted(considered, sampling.top_p * total)) + 1
     if num_kept <= considered.shape[0]:
         return num_kept
-    return considered.shape[0] if num_sorted in (top_k, vocab_size) else None
+    return top_k if top_k <= num_sorted else None
 
 
 def _keep(row: torch.Tensor, num_kept: int, least: torch.Tensor) -> None:
@@ -210,11 +210,20 @@ def _logprobs(raw: torch.Tensor, token: int, sampling: SamplingParams) -> TokenL
     """raw: [vocab_size], as the model gave it."""
     normaliser = torch.logsumexp(raw, dim=-1)
     chosen = raw[token]
-    top = raw.topk(min(sampling.logprobs, raw.shape[0]))
+    top_ids, top_values = _top(raw, min(sampling.logprobs, raw.shape[0]))
     return TokenLogprobs(
         token_id=token,
         logprob=float(chosen - normaliser),
         rank=int((raw > chosen).sum()) + 1,
-        top_token_ids=tuple(top.indices.tolist()),
-        top_logprobs=tuple((top.values - normaliser).tolist()),
+        top_token_ids=tuple(top_ids.tolist()),
+        top_logprobs=tuple((top_values - normaliser).tolist()),
     )
+
+
+def _top(raw: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and values of the greatest, descending, the lowest id first among equals (which topk leaves open)."""
+    if count == 0:
+        return raw.new_empty(0, dtype=torch.int64), raw.new_empty(0)
+    candidates = (raw >= raw.topk(count).values[-1]).nonzero().squeeze(1)
+    values, order = raw[candidates].sort(descending=True, stable=True)
+    return candidates[order[:count]], values[:count]

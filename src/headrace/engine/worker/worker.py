@@ -63,8 +63,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worker:
-    """Start-up in order: construct (loads the weights), `allocate_kv_cache`, `warm_up`; then `execute` in plan
-    order."""
+    """In order: construct (loads the weights), `allocate_kv_cache`, `warm_up`; then `execute`, plan after plan."""
 
     def __init__(self, config: WorkerConfig, report: PhaseReport) -> None:
         self.config = config
@@ -120,15 +119,18 @@ class Worker:
         self._phase("allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens, {size}")
 
     def warm_up(self) -> None:
-        """Runs a prompt and a few decode steps, so that the first request does not pay for kernels being made."""
+        """Runs a prompt and a decode step, so that the first request does not pay for kernels being made."""
         began = self._clock.now()
         assert self._runner is not None, "allocate_kv_cache comes before warm_up"
-        num_tokens = min(self.config.block_size, self.max_model_len - 1)
+        num_tokens = max(1, min(self.config.block_size, self.max_model_len) - 1)
+        nobody = SequenceId(-1)
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
-        sequence = NewSequence(SequenceId(-1), 0, num_tokens, (0,) * num_tokens, sampling, ())
-        prompt = ScheduledSequence(SequenceId(-1), 0, num_tokens, True, 0, (BlockId(0),))
-        self.execute(StepPlan(StepId(-1), (prompt,), new_sequences=(sequence,)))
-        self.execute(StepPlan(StepId(-1), (), released_sequence_ids=(SequenceId(-1),)))
+        sequence = NewSequence(nobody, 0, num_tokens, (0,) * num_tokens, sampling, ())
+        prompt = ScheduledSequence(nobody, 0, num_tokens, True, 0, (BlockId(0),))
+        self.execute(StepPlan(StepId(-3), (prompt,), new_sequences=(sequence,)))
+        if num_tokens < self.config.block_size:
+            self.execute(StepPlan(StepId(-2), (ScheduledSequence(nobody, num_tokens, 1, True, 0, ()),)))
+        self.execute(StepPlan(StepId(-1), (), released_sequence_ids=(nobody,)))
         self._phase("warm_up", began, "")
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -307,6 +307,7 @@ class _Driver:
         measured = msgspec.structs.replace(
             facts,
             duration_ns=Nanos(end),
+            start_ns=self._start,
             in_flight_integral_ns=self._in_flight_integral,
             client=ClientHealth(
                 cpu_s=cpu_s,

@@ -79,6 +79,9 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`live` or `simulated`."""
     duration_ns: Nanos
     """From the first intended send to the last byte."""
+    start_ns: Nanos | None = None
+    """The start by the client's monotonic clock, which other programs of its machine share: their logs can be laid
+    beside."""
     in_flight_integral_ns: int | None = None
     """Requests in flight, summed over time, by a counter of its own: Little's law is checked against it."""
     label: str = ""

@@ -144,15 +144,15 @@ def warm_up_length(values: Sequence[float], *, batch_size: int = 5) -> int:
         return 0
     means = [math.fsum(values[i * batch_size : (i + 1) * batch_size]) / batch_size for i in range(num_batches)]
     cut = _mser_cut(means)
-    if cut == 0 or not _differ(means[:cut], means[cut:]):
-        return 0
     rest = means[cut:]
-    still_changes = cut >= num_batches // 2 or _differ(rest[: len(rest) // 2], rest[len(rest) // 2 :])
-    return len(values) if still_changes else cut * batch_size
+    if cut >= num_batches // 2 or _differ(rest[: len(rest) // 2], rest[len(rest) // 2 :]):
+        return len(values)
+    return cut * batch_size if cut and _differ(means[:cut], rest) else 0
 
 
 def _mser_cut(means: Sequence[float]) -> int:
-    """At most half: the standard error of a few batches is small by chance. The earliest of those that are nearly as good."""
+    """At most half: the standard error of a few batches is small by chance. The earliest of those that are nearly as
+    good."""
     errors: dict[int, float] = {}
     total = squares = 0.0
     for cut in range(len(means) - 1, -1, -1):  # from the end, so that sums grow by one batch at a time

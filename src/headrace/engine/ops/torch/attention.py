@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from headrace.engine.ops.protocol import AttentionShape, QKNorm
-from headrace.engine.ops.torch.placement import Gather, TorchPlacement
+from headrace.engine.ops.torch.placement import Gather, TorchPlacement, num_query_rows
 
-_MIN_FLOAT32_ROWS = 4
 _FLOAT32_INNER_SIZE = 128
 """Context places summed by one float32 product; several products add up in order."""
 
@@ -72,17 +71,15 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, gather: Gather, shape: AttentionS
 
     mine = slice(gather.first_row, gather.first_row + batch * rows)
     grouped = q[mine].view(batch, rows, num_kv_heads, group, head_dim).permute(2, 0, 3, 1, 4)
-    queries = _at_least_min_rows(grouped.reshape(num_kv_heads * batch, group * rows, head_dim))
+    queries = _with_rows_missing(grouped.reshape(num_kv_heads * batch, group * rows, head_dim))
     sums = _sum_values(_weights(queries, keys, mask, shape), values)
     result = sums[:, : group * rows].view(num_kv_heads, batch, group, rows, head_dim)
     out[mine].view(batch, rows, num_kv_heads, group, head_dim).copy_(result.permute(1, 3, 0, 2, 4))
 
 
-def _at_least_min_rows(queries: torch.Tensor) -> torch.Tensor:
-    num_missing = _MIN_FLOAT32_ROWS - queries.shape[1]
-    if num_missing <= 0 or queries.dtype != torch.float32:
-        return queries
-    return F.pad(queries, (0, 0, 0, num_missing))
+def _with_rows_missing(queries: torch.Tensor) -> torch.Tensor:
+    num_missing = num_query_rows(queries.shape[1], queries.dtype) - queries.shape[1]
+    return F.pad(queries, (0, 0, 0, num_missing)) if num_missing else queries
 
 
 def _weights(queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> torch.Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 
 from headrace.engine.ops.protocol import SequenceSpan
 
@@ -19,6 +20,15 @@ MAX_TILE_ROWS = 128
 MAX_PADDED_PLACES = 512
 """Single-token spans share a gather while padding costs less than the operations of another gather would: about this many
 places."""
+
+
+MIN_FLOAT32_ROWS = 4
+"""Float32 products of fewer rows take another kernel, with other bits."""
+
+
+def num_query_rows(num_wanted: int, dtype: torch.dtype) -> int:
+    """How many query rows a product is given."""
+    return max(num_wanted, MIN_FLOAT32_ROWS) if dtype == torch.float32 else num_wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,8 @@ class Gather:
                 mask = self.mask.repeat(num_kv_heads, 1, 1)  # [num_kv_heads * batch, 1, S]
             else:
                 mask = self.mask.repeat(1, group, 1)  # [1, group * rows, S]
+                num_missing = num_query_rows(group * self.rows, mask.dtype) - group * self.rows
+                mask = F.pad(mask, (0, 0, 0, num_missing)) if num_missing else mask
             found = self.expanded[key] = (index, mask)
         return found
 

@@ -4,7 +4,7 @@ Knows HostTensor and torch's linear kernels. Does not know models.
 
 On the CPU a projection is packed once by oneDNN (`_reorder_linear_weight`) and used by `_linear_pointwise`: on few rows two
 to four times faster than `F.linear`, which walks the plain layout, and a row's bits do not depend on how many rows it is
-computed with. One exception was measured: a single float32 row takes another kernel, so it is computed as two.
+computed with. One exception was measured: a single row takes another kernel, so it is computed as two.
 """
 
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ def linear(x: torch.Tensor, weight: LinearWeight, add_to: torch.Tensor | None = 
     if not weight.is_packed:
         y = F.linear(x, weight.matrix, weight.bias)
         return y if add_to is None else y.add_(add_to)
-    if _takes_another_kernel(x):
+    if x.shape[0] == 1:
         return _packed_linear(x.expand(2, -1), weight, None if add_to is None else add_to.expand(2, -1))[:1]
     return _packed_linear(x, weight, add_to)
 
@@ -84,13 +84,9 @@ def gated_linear(x: torch.Tensor, gate: LinearWeight, up: LinearWeight, activati
     """
     if not gate.is_packed:
         return _activate(F.linear(x, gate.matrix, gate.bias), activation).mul_(F.linear(x, up.matrix, up.bias))
-    if _takes_another_kernel(x):
+    if x.shape[0] == 1:
         return _packed_gated_linear(x.expand(2, -1), gate, up, activation)[:1]
     return _packed_gated_linear(x, gate, up, activation)
-
-
-def _takes_another_kernel(x: torch.Tensor) -> bool:
-    return x.shape[0] == 1 and x.dtype == torch.float32
 
 
 def _packed_linear(x: torch.Tensor, weight: LinearWeight, add_to: torch.Tensor | None) -> torch.Tensor:

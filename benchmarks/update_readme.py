@@ -1,0 +1,49 @@
+"""The README's table of measured numbers, made of what `results/` holds. Run after the others; a test compares the two.
+
+Knows the README's markers and the results' fields. Measures nothing.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "results"
+
+BEGIN = "<!-- Made by `python -m benchmarks.update_readme` of benchmarks/results/; not written by hand. -->\n"
+END = "<!-- end of the table -->\n"
+
+
+def measured_table() -> str:
+    """One row for each target of each result, in order of their names, and where they were measured."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    if not results:
+        return "Nothing has been measured yet.\n"
+    rows = ["| what | asked for | measured |\n|---|---|---|\n"]
+    rows += [_row(result, target) for result in results for target in result["targets"]]
+    machines = sorted({f"{r['processor']}, {r['num_cores']} cores, torch {r['torch']}" for r in results})
+    where = (
+        f"\nOn {'; on '.join(machines)}. Spread, commit and command of each are in its file; `make bench` measures again.\n"
+    )
+    return "".join(rows) + where
+
+
+def _row(result: dict[str, Any], target: dict[str, Any]) -> str:
+    link = f"[{result['name']}](benchmarks/results/{result['name']}.json)"
+    verdict = "" if target["is_met"] else ", missed"
+    what = result["what"].replace("|", "\\|")
+    return f"| {what} ({link}) | {target['text']} | **{target['reached']:.3g}** {target['unit']}{verdict} |\n"
+
+
+def with_table(readme: str) -> str:
+    """The README with the table as it should be."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin and end, "README.md has lost the markers of its table"
+    return before + begin + measured_table() + end + after
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text()))
+    print(measured_table())

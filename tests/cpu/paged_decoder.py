@@ -1,0 +1,93 @@
+"""A decoder with its paged cache, driven by hand: what the worker does around a model, without plans or sampling.
+
+Knows blocks and spans. Does not know what the numbers should be.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from headrace.engine.layers.checkpoint import TensorSource
+from headrace.engine.layers.forward_batch import ForwardBatch
+from headrace.engine.layers.rotary import Rotary
+from headrace.engine.models.decoder import Decoder
+from headrace.engine.ops.protocol import SequenceSpan
+from headrace.engine.ops.torch.ops import TorchOps
+from headrace.engine.worker.kv_cache import KVCache
+from headrace.specs.model import ModelSpec
+
+
+class PagedDecoder:
+    """Sequences by name; their blocks lie scattered, as after hours of service, and hold what others left there."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        source: TensorSource,
+        *,
+        max_model_len: int,
+        dtype: str = "float32",
+        num_blocks: int = 128,
+        block_size: int = 16,
+        seed: int = 0,
+        num_threads: int = 1,
+    ) -> None:
+        self._ops = TorchOps(dtype=dtype, device="cpu", num_threads=num_threads)
+        self._decoder = Decoder(self._ops, spec, source)
+        self._cache = KVCache(self._ops, spec, num_blocks=num_blocks, block_size=block_size)
+        for layer in self._cache.layers:
+            layer.normal_(std=3.0, generator=torch.Generator().manual_seed(seed))
+        self._rotaries = [Rotary(self._ops, rope, max_model_len=max_model_len) for rope in spec.ropes]
+        self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
+        self._block_size = block_size
+        self._free = list(range(num_blocks))
+        random.Random(seed).shuffle(self._free)
+        self._tokens: dict[str, list[int]] = {}
+        self._num_computed: dict[str, int] = {}
+        self._blocks: dict[str, list[int]] = {}
+
+    def start(self, name: str, tokens: Sequence[int], *, prefix_of: str | None = None, num_shared_blocks: int = 0) -> None:
+        """A new sequence; its first blocks may be another's, computed already."""
+        self._tokens[name] = list(tokens)
+        self._blocks[name] = list(self._blocks[prefix_of][:num_shared_blocks]) if prefix_of else []
+        self._num_computed[name] = num_shared_blocks * self._block_size
+
+    def append(self, name: str, token: int) -> None:
+        self._tokens[name].append(token)
+
+    def num_remaining(self, name: str) -> int:
+        return len(self._tokens[name]) - self._num_computed[name]
+
+    def step(self, num_tokens: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """Computes so many next tokens of each sequence; logits of all of them: name -> [num_tokens, vocab_size]."""
+        names = sorted(num_tokens, key=lambda n: (num_tokens[n] > 1, -self._num_computed[n]))
+        ids: list[int] = []
+        spans = []
+        for name in names:
+            begin = self._num_computed[name]
+            end = begin + num_tokens[name]
+            assert end <= len(self._tokens[name])
+            while len(self._blocks[name]) * self._block_size < end:
+                self._blocks[name].append(self._free.pop())
+            ids += self._tokens[name][begin:end]
+            spans.append(SequenceSpan(begin, num_tokens[name], self._blocks[name]))
+            self._num_computed[name] = end
+        with self._ops.computing():
+            placement = self._ops.place(spans, block_size=self._block_size, windows=self._windows)
+            batch = ForwardBatch(
+                token_ids=self._ops.token_ids(ids),
+                placement=placement,
+                rotations=tuple(rotary(placement) for rotary in self._rotaries),
+                logit_rows=self._ops.row_ids(range(len(ids))),
+            )
+            logits: torch.Tensor = self._decoder(batch, self._cache.layers)
+        parts = torch.split(logits, [num_tokens[name] for name in names])
+        return dict(zip(names, parts, strict=True))
+
+    def finish(self, name: str, *chunks: int) -> torch.Tensor:
+        """The rest of one sequence in chunks of these sizes and then all at once: [num_remaining, vocab_size]."""
+        parts = [self.step({name: chunk})[name] for chunk in chunks]
+        if self.num_remaining(name):
+            parts.append(self.step({name: self.num_remaining(name)})[name])
+        return torch.cat(parts)

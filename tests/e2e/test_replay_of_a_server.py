@@ -1,0 +1,48 @@
+"""Replay equality for the whole server with the real model: what its engine decided, the simulator decides again."""
+
+import contextlib
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.e2e.real_server import RealServer
+
+from headrace.engine.host.recording import Aborted, Planned, read_recording
+from headrace.sim.replay import replay
+
+SHARED = "The water of the headrace turns the wheel, and the wheel turns the stones. " * 8
+
+
+def ask(server: RealServer, index: int) -> None:
+    body = {"prompt": SHARED + f"Number {index}:", "max_tokens": 8 + index, "n": 1 + index % 2, "seed": index}
+    with contextlib.suppress(httpx.ReadTimeout):  # every fifth client gives up
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.4 if index % 5 == 4 else 60)
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_a_real_servers_plans_are_made_again_byte_for_byte(tmp_path: Path) -> None:
+    recording = tmp_path / "steps"
+    # Few blocks and a small budget, so that prompts are cut, and preemption and eviction happen.
+    limits = (
+        "--max-model-len",
+        "256",
+        "--kv-cache-memory",
+        "16MiB",
+        "--max-num-batched-tokens",
+        "64",
+        "--max-num-seqs",
+        "8",
+    )
+    with RealServer(*limits, "--record-steps", str(recording)) as server:
+        threads = [threading.Thread(target=ask, args=(server, index)) for index in range(15)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    events = list(read_recording(recording))
+    outcome = replay(events)
+    assert outcome.difference is None
+    assert outcome.num_requests == 15
+    assert outcome.num_steps == sum(isinstance(event, Planned) for event in events)
+    assert any(isinstance(event, Aborted) for event in events), "some clients gave up"
