@@ -158,6 +158,9 @@ def _add_campaign_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--find-kept", type=float, default=0.99, metavar="SHARE", help="of requests (default 0.99)")
     group.add_argument("--find-precision", type=float, default=0.05, metavar="SHARE", help="relative (default 0.05)")
+    group.add_argument(
+        "--find-most-runs", type=_positive, default=20, metavar="N", help="end the search after so many (default 20)"
+    )
     group.add_argument("--against", metavar="URL", help="a second server, B: runs alternate, and B is shown beside A")
     group.add_argument("--num-rounds", type=_positive, default=5, metavar="N", help="pairs of runs against it (default 5)")
 
@@ -230,6 +233,7 @@ class _Bench:
             start=start,
             kept_share=self._options.find_kept,
             precision=self._options.find_precision,
+            most_runs=self._options.find_most_runs,
             on_point=self._show_point,
         )
         if best is None:
@@ -239,6 +243,8 @@ class _Bench:
                 f"[bold]{best.load:.3g} req/s[/] is the highest rate found at which {best.kept_share:.1%} of requests keep "
                 f"all promises ({_promises(self._slo_ms)})"
             )
+            if best is points[-1]:
+                self._console.print("[yellow]! it kept them at the highest rate that was tried: the limit lies above[/]")
         return self._finish_points(points) if best is not None else 1
 
     def against(self, second_url: str) -> int:
