@@ -203,7 +203,7 @@ class _Bench:
         found = reuse(workload.requests)
         self._console.print(
             f"{len(workload.requests):,} requests written to {path}; of {found.num_tokens:,} prompt tokens a cache without "
-            f"limits would find {found.token_share:.1%}"
+            f"limits would find {found.token_share:.1%} ({found.segment_share:.1%} of {found.num_segments:,} blocks)"
         )
         return 0
 

@@ -154,9 +154,10 @@ def test_the_live_view_shows_rates_percentiles_and_a_late_client() -> None:
     state.take(
         Progress(elapsed_s=2.0, num_total=100, num_done=30, num_failed=2, num_chunks=400, num_in_flight=7, loop_lag_ms=50)
     )
-    console = Console(width=100, record=True, file=io.StringIO())
+    console = Console(width=100, record=True, file=io.StringIO(), force_terminal=True)
     console.print(state.drawing())
     shown = console.export_text()
+    assert all(line.startswith(("│", "╭", "╰")) and len(line) == 100 for line in shown.splitlines())
     for text in (
         "title",
         "30 of 100 done",

@@ -5,6 +5,7 @@ Knows sockets and headers; does not know when requests are due nor what is made 
 """
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -221,13 +222,20 @@ class HttpClient:
         self._header_lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
 
     async def resolve(self) -> None:
-        """Looks the name up once, so that no request pays for it."""
+        """Looks the name up once, so that no request pays for it, and keeps the first of its addresses that answers."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(self._target.host, self._target.port)
         except OSError as error:
             raise ConfigurationError(f"{self._target.host} cannot be found: {error}") from None
-        self._address = str(found[0][4][0])
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        self._address = addresses[0]
+        for address in addresses if len(addresses) > 1 else ():
+            with contextlib.suppress(OSError):
+                transport, _ = await loop.create_connection(asyncio.Protocol, address, self._target.port)
+                transport.abort()
+                self._address = address
+                return
 
     def wire(self, path: str, body: bytes, *, request_id: str) -> bytes:
         """The bytes of a request."""

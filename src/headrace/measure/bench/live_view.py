@@ -84,7 +84,9 @@ class ViewState:
             ordered = sorted(values)
             latencies.add_row(name, *(figure(percentile(ordered, s)) if ordered else "" for s in (50, 90, 99)))
         latencies.add_row("longest gap ms", "", "", figure(self._longest_gap_ms))
-        parts: list[RenderableType] = [ProgressBar(total=max(1, last.num_total), completed=last.num_done), counts, latencies]
+        bar = Table.grid(expand=True)  # a bar alone would not end its line
+        bar.add_row(ProgressBar(total=max(1, last.num_total), completed=last.num_done))
+        parts: list[RenderableType] = [bar, counts, latencies]
         if last.loop_lag_ms > _LATE_MS:
             parts.append(Text(f"the client itself is {last.loop_lag_ms:.0f} ms late", style="bold red"))
         return Panel(Group(*parts), title=self._title, title_align="left", border_style="dim")

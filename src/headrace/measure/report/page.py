@@ -39,6 +39,8 @@ h1 { font-size: 1.6rem; margin: 0 0 .2rem; letter-spacing: -.01em; } h2 { font-s
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: .4rem; } figcaption small { font-weight: 400;
   color: var(--faint); }
+.legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; color: var(--faint); font-size: .8rem; margin-bottom: .3rem; }
+.legend i { display: inline-block; width: 12px; height: 4px; margin-right: .4rem; vertical-align: middle; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--faint); font-size: 11px; }
 svg .grid { stroke: var(--rule); } svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }

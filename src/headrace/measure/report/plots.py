@@ -89,8 +89,7 @@ def plot(
                 parts.append(
                     f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" fill="{color}"><title>{title}</title></circle>'
                 )
-    parts += _legend(lines)
-    return "".join(parts) + "</svg>"
+    return _legend(lines) + "".join(parts) + "</svg>"
 
 
 def _x_axis(xs: Sequence[float], is_log: bool) -> _Axis:
@@ -127,18 +126,15 @@ def _mark(x: float, name: str, at: float) -> str:
     )
 
 
-def _legend(lines: Sequence[Line]) -> list[str]:
-    """Only where there is something to tell apart; at most as many as fit."""
+def _legend(lines: Sequence[Line]) -> str:
+    """Above the plot, so that it covers nothing; only where there is something to tell apart."""
     if len(lines) < 2:
-        return []
-    parts = []
-    for index, line in enumerate(lines[:_NUM_COLORS]):
-        y = _HEIGHT - _BOTTOM - 12 - 15 * (min(len(lines), _NUM_COLORS) - 1 - index)
-        parts.append(f'<text x="{_WIDTH - _RIGHT - 18}" y="{y + 4}" text-anchor="end">{escape(line.name)}</text>')
-        parts.append(
-            f'<rect x="{_WIDTH - _RIGHT - 13}" y="{y - 3}" width="12" height="4" fill="var(--c{index % _NUM_COLORS})"/>'
-        )
-    return parts
+        return ""
+    entries = (
+        f'<span><i style="background:var(--c{index % _NUM_COLORS})"></i>{escape(line.name)}</span>'
+        for index, line in enumerate(lines)
+    )
+    return f'<div class="legend">{"".join(entries)}</div>'
 
 
 def _nice_step(rough: float) -> float:

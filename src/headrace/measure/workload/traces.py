@@ -178,11 +178,6 @@ def _agentic_turns(
     return made
 
 
-def read_timed_trace(lines: Iterable[str | bytes]) -> list[WorkloadRequest]:
-    """Rows that carry a timestamp: Mooncake's, whatever their blocks' size."""
-    return read_mooncake(lines)
-
-
 def read_messages(lines: Iterable[str | bytes], *, num_output_tokens: int = 128) -> list[WorkloadRequest]:
     """Any JSON lines with `messages` (OpenAI's), `prompt` (a text), or `conversations` (ShareGPT's, its first human turn).
 
