@@ -24,8 +24,6 @@ class LocalEngine:
             model_path=str(model_path),
             dtype=dtype,
             max_model_len=limits["max_model_len"],
-            max_num_seqs=limits["max_num_seqs"],
-            max_num_batched_tokens=limits["max_num_batched_tokens"],
         )
         self.worker = Worker(worker_config, lambda *_: None)
         self.worker.allocate_kv_cache(num_blocks)

@@ -142,12 +142,13 @@ class ServeOptions:
 
     max_num_seqs: int = option(ENGINE.max_num_seqs, COUNT, Group.SCHEDULING, "most sequences that run at once")
     max_num_batched_tokens: int = option(
-        ENGINE.max_num_batched_tokens, COUNT, Group.SCHEDULING, "the token budget: most tokens of one step"
-    )
+        ENGINE.max_num_batched_tokens, COUNT, Group.SCHEDULING, "the token budget: most tokens of one step",
+        shown="512 on a CPU, 2048 on a GPU",
+    )  # fmt: skip
     max_tokens_per_prompt_chunk: int = option(
         ENGINE.max_tokens_per_prompt_chunk, COUNT, Group.SCHEDULING,
         "most tokens of one step for long prompts, all together, while others want some too",
-        spellings=("--long-prefill-token-threshold",),
+        spellings=("--long-prefill-token-threshold",), shown="half of the budget",
     )  # fmt: skip
     max_num_queued_requests: int = option(
         ENGINE.max_num_queued_requests, COUNT, Group.SCHEDULING, "requests that may wait; more are refused with 503"

@@ -65,7 +65,7 @@ def main() -> int:
         connection.send(describe_failure(ConfigurationError("no room: make some")))
         connection.close()
         return 1
-    config = launch.config.scheduler_config(num_blocks=NUM_BLOCKS, max_model_len=256)
+    config = launch.config.scheduler_config(num_blocks=NUM_BLOCKS, max_model_len=256, is_on_cpu=True)
     core = EngineCore(config, eos_token_ids=(0,), identity_digest=b"alphabet")
     executor = InProcessExecutor(AlphabetWorker(behaviour), lambda error: loop.fail(error))  # noqa: PLW0108
     loop = EngineLoop(core=core, executor=executor, connection=connection, clock=SystemClock())

@@ -14,6 +14,9 @@ from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 AUTO_MAX_MODEL_LEN = -1
 """Take the longest sequence that the KV cache can hold, up to the model's own length."""
 
+CPU_TOKEN_BUDGET = 512
+GPU_TOKEN_BUDGET = 2048
+
 
 class EngineDeath(StrEnum):
     """What becomes of the server when its engine process ends unasked."""
@@ -39,12 +42,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of one sequence; 0 is the model's own length, -1 the most that fits."""
     block_size: int = 16
     """Tokens per KV block."""
-    max_num_batched_tokens: int = 2048
-    """The token budget of one step."""
+    max_num_batched_tokens: int = 0
+    """The token budget of one step; 0 takes 512 on a CPU, where a larger step would hold up every stream, and 2048 on a
+    GPU."""
     max_num_seqs: int = 64
     """Most sequences that run at once."""
-    max_tokens_per_prompt_chunk: int = 512
-    """Most tokens of one step for long prompts, all of them together, while others want tokens too."""
+    max_tokens_per_prompt_chunk: int = 0
+    """Most tokens of one step for long prompts, all together, while others want tokens too; 0 takes half of the budget."""
     policy: SchedulingPolicy = SchedulingPolicy.FCFS
     """Who goes first."""
     enable_prefix_caching: bool = True
@@ -71,17 +75,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.memory_fraction <= 1:
             raise ConfigurationError(f"memory_fraction must be in (0, 1], not {self.memory_fraction:g}")
         # Numbers that contradict each other are told before a model is loaded, not after.
-        self.scheduler_config(num_blocks=1, max_model_len=1)
+        self.scheduler_config(num_blocks=1, max_model_len=1, is_on_cpu=self.device != "cuda")
 
-    def scheduler_config(self, *, num_blocks: int, max_model_len: int) -> SchedulerConfig:
-        """The mind's part of this, with what only the loaded model and the memory decide."""
+    def scheduler_config(self, *, num_blocks: int, max_model_len: int, is_on_cpu: bool) -> SchedulerConfig:
+        """The mind's part of this, with what only the loaded model, the memory and the device decide."""
+        budget = self.max_num_batched_tokens or (CPU_TOKEN_BUDGET if is_on_cpu else GPU_TOKEN_BUDGET)
         return SchedulerConfig(
             max_model_len=max_model_len,
             num_blocks=num_blocks,
             block_size=self.block_size,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_batched_tokens=budget,
             max_num_seqs=self.max_num_seqs,
-            max_tokens_per_prompt_chunk=self.max_tokens_per_prompt_chunk,
+            max_tokens_per_prompt_chunk=self.max_tokens_per_prompt_chunk or max(1, budget // 2),
             policy=self.policy,
             enable_prefix_caching=self.enable_prefix_caching,
             max_steps_in_flight=self.max_steps_in_flight,

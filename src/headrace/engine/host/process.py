@@ -84,8 +84,6 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
             model_path=config.model_path,
             dtype=config.dtype,
             block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=max(0, config.max_model_len),
             num_threads=config.num_threads,
             device=config.device,
@@ -101,7 +99,9 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
     worker.allocate_kv_cache(size.num_blocks, max_model_len=size.max_model_len)
     worker.warm_up()
 
-    scheduler_config = config.scheduler_config(num_blocks=size.num_blocks, max_model_len=size.max_model_len)
+    scheduler_config = config.scheduler_config(
+        num_blocks=size.num_blocks, max_model_len=size.max_model_len, is_on_cpu=worker.free_device_bytes() is None
+    )
     eos_token_ids, identity = worker.spec.eos_token_ids, worker.identity.digest()
     opening = Opening(now=clock.now(), scheduler=scheduler_config, eos_token_ids=eos_token_ids, identity_digest=identity)
     with _recorder(config.record_steps, opening) as recorder:

@@ -41,10 +41,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How weights, activations, keys and values are held: `float32`, `bfloat16`, or `auto` for what is fastest here."""
     block_size: int = 16
     """Tokens per KV block."""
-    max_num_seqs: int = 64
-    """Most sequences of one step: what warming up prepares for."""
-    max_num_batched_tokens: int = 2048
-    """Most tokens of one step."""
     max_model_len: int = 0
     """Most tokens of one sequence; 0 is the model's own length. Some rotary scalings are chosen by it."""
     num_threads: int = 0
