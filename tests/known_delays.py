@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, cast
@@ -88,6 +89,7 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
         self._request_id = ""
+        self._url = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -95,11 +97,22 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
+    def on_url(self, url: bytes) -> None:
+        self._url = url
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-request-id":
             self._request_id = value.decode()
 
     def on_message_complete(self) -> None:
+        if self._url == b"/done":
+            num_done = sum(done.end > 0 for done in self._server.truth.requests.values())
+            body = b"%d" % num_done
+            self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            return
+        if self._url != b"/v1/completions":
+            self._transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            return
         kind = self._server.arrived()
         self._done = Done(received=time.monotonic_ns(), kind=kind)
         self._server.truth.requests[self._request_id] = self._done
@@ -163,6 +176,11 @@ class KnownServer:
         self.url = self._process.stdout.readline().decode().strip()
         assert self.url, "the server did not start"
         return self
+
+    def num_done(self) -> int:
+        """Answers that have ended until now, well or badly."""
+        with urllib.request.urlopen(f"{self.url}/done") as answer:
+            return int(answer.read())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -6,10 +6,13 @@ it), or with limits that only a hang would break: how close the figures are is a
 """
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.live_server import LiveServer
+from tests.e2e.live_server import LiveServer, eventually
 from tests.fakes import FakeEngine
 from tests.known_delays import KnownServer, Script
 
@@ -165,6 +168,32 @@ def test_headraces_own_server_is_measured_over_both_of_its_apis(backend: str) ->
     with LiveServer(FakeEngine()) as server:
         run = load(server.url, some_requests(5), backend=backend)
     assert summarize(run).num_output_tokens == 5 * 8
+
+
+def test_a_run_that_is_interrupted_reports_what_it_has(tmp_path: Path) -> None:
+    usual = ["--model", "m", "--input-len", "10", "--output-len", "4", "--ready-check-timeout-sec", "0"]
+    kept = ["--result-dir", str(tmp_path), "--result-filename", "r"]
+    with KnownServer(Script(num_tokens=4, stall_every=50, stall_ms=3_600_000)) as server:
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.cli.main",
+            "bench",
+            "--base-url",
+            server.url,
+            "--num-prompts",
+            "60",
+            *usual,
+            *kept,
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        eventually(lambda: server.num_done() == 59, "all answers but the one that stalls have ended")
+        process.send_signal(signal.SIGINT)
+        shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, shown
+    assert "the run was interrupted" in shown
+    result = json.loads((tmp_path / "r").read_text())
+    assert (result["completed"], result["failed"]) == (59, 1)
 
 
 # The command

@@ -257,6 +257,8 @@ class _Bench:
         )
         for run in (*first, *second):
             self._keep(run, self._summary(run))
+        if not first or not second:
+            raise KeyboardInterrupt
         rows = compare(first, second, seed=self._options.seed)
         show_comparison(self._console, rows, (f"A {self._url}", f"B {second_url}"), ())
         self._write_page([*first, *second])

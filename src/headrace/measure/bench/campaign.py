@@ -58,6 +58,8 @@ def sweep(
     for load in loads:
         points.append(_measured(load, measure_at))
         on_point(points[-1])
+        if points[-1].run.facts.is_interrupted:
+            return points, "interrupted"
         reason = rule.reason(points)
         if reason and load != loads[-1]:
             return points, reason
@@ -88,7 +90,10 @@ def highest_load(
     good, bad = 0.0, float("inf")
     load = start
     while len(points) < most_runs and (good == 0.0 or bad > good * (1 + precision)):
-        if holds(load):
+        holds_here = holds(load)
+        if points[-1].run.facts.is_interrupted:
+            break
+        if holds_here:
             good = load
         else:
             bad = load
@@ -112,6 +117,8 @@ def interleaved(
         for side in ("AB", "BA")[index % 2]:
             on_run(f"round {index + 1} of {num_rounds}, {side}")
             runs[side].append(measures[side]())
+            if runs[side][-1].facts.is_interrupted:
+                return runs["A"], runs["B"]
     return runs["A"], runs["B"]
 
 

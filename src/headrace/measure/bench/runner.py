@@ -170,6 +170,13 @@ class _Driver:
             if self._requests:
                 self._send_what_is_due()
                 await self._done
+        except asyncio.CancelledError:  # Ctrl-C: what was measured until now is worth showing
+            facts = msgspec.structs.replace(facts, is_interrupted=True)
+            self._due.clear()
+            self._held.clear()
+            self._followers.clear()
+            for exchange in list(self._in_flight):
+                self._client.abandon(exchange, "interrupted", "the run was ended before this answer was whole")
         finally:
             for watcher in watchers:
                 watcher.cancel()

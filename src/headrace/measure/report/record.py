@@ -84,6 +84,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     beside."""
     in_flight_integral_ns: int | None = None
     """Requests in flight, summed over time, by a counter of its own: Little's law is checked against it."""
+    is_interrupted: bool = False
+    """Somebody ended it before its workload did; what was in flight then has failed as `interrupted`."""
     label: str = ""
     date: str = ""
     backend: str = ""

@@ -171,6 +171,8 @@ def _warnings(
 ) -> Iterable[str]:
     if run.facts.client is not None:
         yield from client_warnings(run.facts.client)
+    if run.facts.is_interrupted:
+        yield "the run was interrupted: what was not sent yet is not in these figures"
     if law is not None and abs(law.error) > 0.01:
         yield f"Little's law is off by {law.error:+.1%}: requests were lost, counted twice or timed wrongly"
     if law is not None and len(run.records) >= 50 and abs(law.steady_error) > 0.2:
