@@ -280,8 +280,12 @@ def test_a_sweep_ends_where_throughput_no_longer_grows_and_its_page_shows_all_ru
 
 def test_runs_of_two_servers_alternate_and_a_slower_one_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with KnownServer(Script(num_tokens=2, first_ms=5)) as a, KnownServer(Script(num_tokens=2, first_ms=200)) as b:
-        status = bench(a.url, "--against", b.url, "--num-prompts", "8", "--num-users", "4", "--num-rounds", "3")
+        status = bench(
+            a.url, "--against", b.url, "--num-prompts", "8", "--num-users", "4", "--num-rounds", "3",
+            "--result-dir", str(tmp_path), "--result-filename", "ab.json",
+        )  # fmt: skip
     assert status == 0
+    assert main(["compare", str(tmp_path / "ab-A.json"), str(tmp_path / "ab-B.json")]) == 1, "three rounds in each file"
     shown = capsys.readouterr().out
     assert shown.index("round 2 of 3, B") < shown.index("round 2 of 3, A"), "whoever was second goes first"
     assert "worse" in next(line for line in shown.splitlines() if "mean_ttft_ms" in line)

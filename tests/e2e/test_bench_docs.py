@@ -26,6 +26,6 @@ def test_the_blocks_of_the_page_do_what_they_show(server: RealServer, tmp_path: 
             check=False,
         )
         assert outcome.returncode == 0, block + outcome.stdout + outcome.stderr
-    assert {"first.json", "first.html", "sweep.html", "real.json", "simulated.json"} <= {
+    assert {"first.json", "first.html", "sweep.html", "real.json", "simulated.json", "both.html"} <= {
         path.name for path in tmp_path.iterdir()
     }

@@ -193,6 +193,7 @@ class _Bench:
         self._headers = _pairs(options.header, "--header")
         self._url = options.base_url or f"http://{options.host}:{options.port}"
         self._models: dict[str, str] = {}
+        self._written: set[Path] = set()
 
     # What a run can be part of
 
@@ -338,7 +339,7 @@ class _Bench:
         return RunFacts(
             source="live",
             duration_ns=Nanos(0),
-            label=options.label or label,
+            label=f"{options.label} {label}".strip(),
             date=datetime.now().strftime("%Y%m%d-%H%M%S"),
             backend=options.backend,
             url=url,
@@ -396,8 +397,10 @@ class _Bench:
         summary = summarize(run, shares=self._shares)
         data = write_result(run, summary, metrics=self._metrics, detailed=options.save_detailed)
         options.result_dir.mkdir(parents=True, exist_ok=True)
-        path = options.result_dir / (options.result_filename or _file_name(run.facts))
-        with path.open("ab" if options.append_result else "wb") as file:
+        path = options.result_dir / _file_name(run.facts, options.result_filename)
+        mode = "ab" if options.append_result or path in self._written else "wb"  # runs of one campaign share a file
+        self._written.add(path)
+        with path.open(mode) as file:
             file.write(data + b"\n")
         self._console.print(f"[dim]result: {path}[/]")
 
@@ -407,8 +410,12 @@ class _Bench:
             self._console.print(f"[dim]page: {self._options.html}[/]")
 
 
-def _file_name(facts: RunFacts) -> str:
-    """vLLM's form."""
+def _file_name(facts: RunFacts, asked: str | None) -> str:
+    """What was asked for, with A or B where there are two servers; else vLLM's form."""
+    if asked is not None:
+        path = Path(asked)
+        side = facts.label.rpartition(" ")[2]
+        return f"{path.stem}-{side}{path.suffix}" if side in ("A", "B") else asked
     rate = "inf" if facts.request_rate is None else f"{facts.request_rate:g}"
     concurrency = f"-concurrency{facts.max_concurrency}" if facts.max_concurrency is not None else ""
     label = facts.label or facts.backend

@@ -6,8 +6,10 @@ from pathlib import Path
 from headrace.base.errors import ConfigurationError
 from headrace.cli.report_view import report_console, show_comparison
 from headrace.measure.report.comparison import compare, regressions
+from headrace.measure.report.page import render_page
 from headrace.measure.report.record import Run
 from headrace.measure.report.result_file import read_results
+from headrace.measure.report.summary import DEFAULT_SHARES
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -30,6 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="NAME",
         help="judge this figure only (such as p99_ttft_ms); may be given several times (default: all)",
     )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write both as one page that needs no network")
     parser.add_argument("--seed", type=int, default=0, help="of the drawing (default 0)")
     parser.set_defaults(run=run)
 
@@ -42,6 +45,9 @@ def run(options: argparse.Namespace) -> int:
     found = regressions(rows, tolerance=options.tolerance, names=options.metric)
     names = (_name(options.first, first), _name(options.second, second))
     show_comparison(console, rows, names if names[0] != names[1] else ("first", "second"), found)
+    if options.html is not None:
+        options.html.write_text(render_page([*first, *second], shares=DEFAULT_SHARES))
+        console.print(f"[dim]page: {options.html}[/]")
     if found:
         console.print(f"[bold red]{len(found)} worse by more than {options.tolerance:.0%}[/]")
     return 1 if found else 0
