@@ -57,17 +57,20 @@ class EngineDriver:
             self.updates += self.core.finish_step(oldest, self._worker.execute(oldest), Nanos(0))
 
     def run(self) -> dict[tuple[str, int], list[int]]:
-        """Until all is done: (request, continuation) -> its answer's tokens. The worker then forgets all sequences."""
+        """Until all is done: (request, continuation) -> its answer's tokens."""
         while self.core.has_unfinished_requests or self._in_flight:
             self.step()
         self.core.check_integrity()
-        started = {new.sequence_id for plan in self.plans for new in plan.new_sequences}
-        released = {sequence_id for plan in self.plans for sequence_id in plan.released_sequence_ids}
-        self._worker.execute(StepPlan(StepId(-1), (), released_sequence_ids=tuple(sorted(started - released))))
         answers: dict[tuple[str, int], list[int]] = {}
         for update in self.updates:
             answers.setdefault((update.request_id, update.sample_index), []).extend(update.new_token_ids)
         return answers
+
+    def close(self) -> None:
+        """Lets the worker forget what the mind would have released with a next plan, so that another may come."""
+        started = {new.sequence_id for plan in self.plans for new in plan.new_sequences}
+        released = {sequence_id for plan in self.plans for sequence_id in plan.released_sequence_ids}
+        self._worker.execute(StepPlan(StepId(-1), (), released_sequence_ids=tuple(sorted(started - released))))
 
 
 def answers_of(
@@ -77,4 +80,6 @@ def answers_of(
     driver = EngineDriver(worker, num_blocks=num_blocks, **config)
     for name, (prompt, sampling) in requests.items():
         driver.add(name, prompt, sampling)
-    return {name: tokens for (name, _), tokens in driver.run().items()}
+    answers = {name: tokens for (name, _), tokens in driver.run().items()}
+    driver.close()
+    return answers

@@ -241,6 +241,7 @@ def test_continuations_of_one_prompt_differ_by_their_index_and_share_its_blocks(
     driver = EngineDriver(worker, num_blocks=NUM_BLOCKS)
     driver.add("n", prompt, SamplingParams(max_tokens=12, seed=4), num_sequences=4)
     forked = driver.run()
+    driver.close()
     assert len({tuple(answer) for answer in forked.values()}) == 4
     assert any(plan.block_copies for plan in driver.plans), "the half-filled block is copied on write"
     alone = answers_of(worker, {"n": (prompt, SamplingParams(max_tokens=12, seed=4))}, num_blocks=NUM_BLOCKS)
