@@ -56,7 +56,7 @@ def render_page(runs: Sequence[Run], *, shares: Sequence[float]) -> str:
     summaries = [summarize(run, shares=shares) for run in runs]
     names = _names([run.facts for run in runs])
     several = len(runs) > 1
-    parts = [_head(runs[-1].facts, len(runs))]
+    parts = [_head([run.facts for run in runs])]
     if several:
         parts += [_table_of_runs(names, summaries), _plots_of_runs(runs, summaries)]
     else:
@@ -76,11 +76,16 @@ def render_page(runs: Sequence[Run], *, shares: Sequence[float]) -> str:
     )
 
 
-def _head(run: RunFacts, num_runs: int) -> str:
-    rate = f"{run.request_rate:g} req/s" if run.request_rate is not None else ""
-    about = [run.model, run.url, f"{run.source} run" if num_runs == 1 else f"{num_runs} {run.source} runs", run.workload,
-             rate if num_runs == 1 else "", f"seed {run.seed}", run.date]  # fmt: skip
-    title = run.label or "What users felt"
+def _head(runs: Sequence[RunFacts]) -> str:
+    """What all of them have in common."""
+    first = runs[0]
+    sources = " and ".join(sorted({run.source for run in runs}))
+    what = f"{sources} run" if len(runs) == 1 else f"{len(runs)} runs, {sources}"
+    rate = f"{first.request_rate:g} req/s" if len(runs) == 1 and first.request_rate is not None else ""
+    seeds, models, urls = ({getattr(run, name) for run in runs} - {""} for name in ("seed", "model", "url"))
+    about = [*sorted(models), *sorted(urls), what, first.workload, rate, f"seed {first.seed}" if len(seeds) == 1 else "",
+             runs[-1].date]  # fmt: skip
+    title = first.label if len(runs) == 1 and first.label else "What users felt"
     return f'<h1>{escape(title)}</h1><p class="about">{escape(" · ".join(part for part in about if part))}</p>'
 
 
@@ -150,7 +155,11 @@ def _plots(names: Sequence[str], runs: Sequence[Run], summaries: Sequence[Summar
     figures.append(
         _figure(
             f"Output tokens per second{what}"
-            + (f" <small>{len(stalled)} stalls begin at the marks</small>" if stalled else ""),
+            + (
+                f" <small>stalls begin at the marks: {_of(len(stalled), summaries[-1].num_stalls)}</small>"
+                if stalled
+                else ""
+            ),
             plot([tokens], x_name="s", y_name="", marks=Marks("a stall begins", stalled)),
         )
     )
@@ -158,6 +167,10 @@ def _plots(names: Sequence[str], runs: Sequence[Run], summaries: Sequence[Summar
         _figure(f"Time to first token over the run{what} <small>by the intended send; ms</small>", _ttft_over_time(last))
     )
     return f'<h2>Distributions and time</h2><div class="plots">{"".join(figures)}</div>'
+
+
+def _of(shown: int, total: int) -> str:
+    return f"{total:,}" if shown == total else f"the longest {shown:,} of {total:,}"
 
 
 def _ttft_over_time(run: Run) -> str:
