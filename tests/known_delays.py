@@ -4,7 +4,7 @@
 
 Prints its address. When its standard input closes, prints what it did as JSON and ends. A process of its own, so that a
 client's processor time is the client's; its clock is the client's, so that moments can be compared. It speaks enough of
-HTTP and of OpenAI's completions for that, and knows no model.
+HTTP and of OpenAI's completions and Anthropic's messages for that, and knows no model.
 """
 
 import asyncio
@@ -25,6 +25,16 @@ import uvloop
 CHUNK = (
     b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"known",'
     b'"choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null}]}\n\n'
+)
+
+ANTHROPIC_CHUNK = (
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" word"}}\n\n'
+)
+ANTHROPIC_END = (
+    b"event: message_delta\n"
+    b'data: {"type":"message_delta","delta":{"stop_reason":"max_tokens"},"usage":{"input_tokens":10,"output_tokens":%d}}\n\n'
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 )
 
 
@@ -110,7 +120,7 @@ class _Connection(asyncio.Protocol):
             body = b"%d" % num_done
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
             return
-        if self._url != b"/v1/completions":
+        if self._url not in (b"/v1/completions", b"/v1/messages"):
             self._transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             return
         kind = self._server.arrived()
@@ -140,7 +150,7 @@ class _Connection(asyncio.Protocol):
             return
         script, done = self._server.script, self._done
         done.chunks.append(time.monotonic_ns())
-        self._write(CHUNK)
+        self._write(ANTHROPIC_CHUNK if self._url == b"/v1/messages" else CHUNK)
         if done.kind == "drop" and len(done.chunks) == 2:
             done.end = time.monotonic_ns()
             self._transport.close()
@@ -153,8 +163,9 @@ class _Connection(asyncio.Protocol):
     def _end(self) -> None:
         usage = {"prompt_tokens": 10, "completion_tokens": self._server.script.num_tokens}
         last = json.dumps({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage})
+        ending = b"data: %s\n\ndata: [DONE]\n\n" % last.encode()
         self._done.end = time.monotonic_ns()
-        self._write(b"data: %s\n\ndata: [DONE]\n\n" % last.encode())
+        self._write(ANTHROPIC_END % self._server.script.num_tokens if self._url == b"/v1/messages" else ending)
         self._transport.write(b"0\r\n\r\n")
 
     def _write(self, data: bytes) -> None:

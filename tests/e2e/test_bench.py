@@ -127,6 +127,13 @@ def test_littles_law_holds_by_a_counter_that_knows_no_records() -> None:
     assert abs(law.error) < 0.01
 
 
+def test_anthropics_api_is_measured_like_openais() -> None:
+    with KnownServer(Script(num_tokens=5, gap_ms=5)) as server:
+        run = load(server.url, some_requests(6), backend="anthropic")
+    assert not summarize(run).errors
+    assert all((r.num_prompt_tokens, r.num_output_tokens, len(r.gaps_ns)) == (10, 5, 4) for r in run.records)
+
+
 def test_turns_of_a_session_follow_one_another() -> None:
     requests = sessions(3, num_turns=4, inputs=Fixed(5), outputs=Fixed(2), think_time_s=0.01)
     with KnownServer(Script(num_tokens=2)) as server:
