@@ -68,7 +68,7 @@ def load_linear(
 
 def _can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Not on GPUs, not in builds of torch without oneDNN, and bfloat16 only where the processor has the instructions."""
-    has_onednn: bool = torch._C.has_mkldnn
+    has_onednn: bool = torch._C._has_mkldnn
     if device.type != "cpu" or not has_onednn:
         return False
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
