@@ -14,6 +14,7 @@ from headrace.engine.mind.engine_core import EngineCore
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import StepPlan, StepResult
+from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.engine.worker.worker import Worker, WorkerConfig
 
 
@@ -47,15 +48,20 @@ class LocalEngine:
             identity_digest=self.worker.identity.digest(),
         )
 
-    def generate(self, prompts: Sequence[Sequence[int]], *, max_tokens: int) -> list[list[int]]:
-        """Greedy answers of exactly `max_tokens` tokens to prompts that arrive together."""
+    def generate(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, form: StructuredOutput | None = None
+    ) -> list[list[int]]:
+        """Greedy answers of exactly `max_tokens` tokens to prompts that arrive together, all of one `form`, if any, which
+        must be able to go on for so long."""
         answers: dict[RequestId, list[int]] = {}
         for prompt in prompts:
             request_id = RequestId(f"r{self._num_requests}")
             self._num_requests += 1
             answers[request_id] = []
             sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-            request = Request(request_id=request_id, prompt_token_ids=tuple(prompt), sampling=sampling)
+            request = Request(
+                request_id=request_id, prompt_token_ids=tuple(prompt), sampling=sampling, structured_output=form
+            )
             self.core.add_request(request, self._clock.now())
         in_flight: list[StepPlan] = []
         while self.core.has_unfinished_requests or in_flight:
@@ -74,8 +80,10 @@ class LocalEngine:
         self.worker.close()
 
 
-def timed_tokens_per_second(engine: LocalEngine, prompts: Sequence[Sequence[int]], *, max_tokens: int) -> float:
+def timed_tokens_per_second(
+    engine: LocalEngine, prompts: Sequence[Sequence[int]], *, max_tokens: int, form: StructuredOutput | None = None
+) -> float:
     """Generated tokens by wall time, prompts included."""
     began = time.perf_counter()
-    answers = engine.generate(prompts, max_tokens=max_tokens)
+    answers = engine.generate(prompts, max_tokens=max_tokens, form=form)
     return sum(map(len, answers)) / (time.perf_counter() - began)

@@ -16,12 +16,14 @@ END = "<!-- end of the table -->\n"
 
 
 def measured_table() -> str:
-    """One row for each target of each result, in order of their names, and where they were measured."""
+    """For each result a row that says what was done, then one for each target; and where they were measured."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     if not results:
         return "Nothing has been measured yet.\n"
-    rows = ["| what | asked for | measured |\n|---|---|---|\n"]
-    rows += [_row(result, target) for result in results for target in result["targets"]]
+    rows = ["| asked for | measured |\n|---|---|\n"]
+    for result in results:
+        rows.append(_heading(result))
+        rows += [_row(target) for target in result["targets"]]
     machines = sorted({f"{r['processor']}, {r['num_cores']} cores, torch {r['torch']}" for r in results})
     where = (
         f"\nOn {'; on '.join(machines)}. Spread, commit and command of each are in its file; `make bench` measures again.\n"
@@ -29,11 +31,23 @@ def measured_table() -> str:
     return "".join(rows) + where
 
 
-def _row(result: dict[str, Any], target: dict[str, Any]) -> str:
-    link = f"[{result['name']}](benchmarks/results/{result['name']}.json)"
-    verdict = "" if target["is_met"] else ", missed"
+def _heading(result: dict[str, Any]) -> str:
     what = result["what"].replace("|", "\\|")
-    return f"| {what} ({link}) | {target['text']} | **{target['reached']:.3g}** {target['unit']}{verdict} |\n"
+    return f"| *{what}* | [{result['name']}](benchmarks/results/{result['name']}.json) |\n"
+
+
+def _row(target: dict[str, Any]) -> str:
+    verdict = "" if target["is_met"] else ", missed"
+    return f"| {target['text']} | **{_number(target['reached'])}** {target['unit']}{verdict} |\n"
+
+
+def _number(value: float) -> str:
+    """Three digits, and never an exponent.
+
+    >>> _number(1006.4), _number(2.0239), _number(0.0), _number(32)
+    ('1,006', '2.02', '0', '32')
+    """
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def with_table(readme: str) -> str:

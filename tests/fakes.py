@@ -8,6 +8,7 @@ or the mind.
 import asyncio
 import codecs
 import hashlib
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +26,7 @@ SPECIAL_TOKENS = {BOS: "<|bos|>", EOS: "<|eos|>", IM_START: "<|im_start|>", IM_E
 WORDS = ("river", "wheel", "mill", "water", "flows", "early", "naïve", "café", "水", "輪", "🌊", "turns.", "Then,", "once")
 BLOCK_SIZE = 16
 
-_SPECIAL_IDS = {text: token for token, text in SPECIAL_TOKENS.items()}
-_SPECIAL_PATTERN = re.compile("|".join(re.escape(text) for text in _SPECIAL_IDS))
+SPECIAL_IDS = {text: token for token, text in SPECIAL_TOKENS.items()}
 
 
 class ByteTokenizer:
@@ -51,9 +51,10 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         tokens = [BOS] if add_special_tokens else []
         start = 0
-        for match in _SPECIAL_PATTERN.finditer(text) if parse_special else ():
+        pattern = re.compile("|".join(re.escape(text) for text in SPECIAL_IDS))
+        for match in pattern.finditer(text) if parse_special else ():
             tokens += text[start : match.start()].encode()
-            tokens.append(_SPECIAL_IDS[match.group()])
+            tokens.append(SPECIAL_IDS[match.group()])
             start = match.end()
         return tokens + list(text[start:].encode())
 
@@ -74,6 +75,14 @@ class ByteTokenizer:
 class FakeChatTemplate:
     """ChatML, as many small models speak it. `enable_thinking=False` is a variable that it knows."""
 
+    def __init__(self, source: str | None = "chatml") -> None:
+        self._source = source
+
+    @property
+    def source(self) -> str | None:
+        """What the server reads formats of calls and reasoning from; here it says nothing of how this renders."""
+        return self._source
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -84,17 +93,23 @@ class FakeChatTemplate:
     ) -> str:
         if messages[0]["role"] == "tool":
             raise InvalidRequestError("a conversation cannot begin with a tool's answer", param="messages")
-        turns = [f"<|im_start|>{message['role']}\n{_text(message['content'])}<|im_end|>\n" for message in messages]
-        text = "".join(turns)
+        told = f"<|im_start|>tools\n{json.dumps(tools)}<|im_end|>\n" if tools else ""
+        turns = [f"<|im_start|>{message['role']}\n{_text(message)}<|im_end|>\n" for message in messages]
+        text = told + "".join(turns)
         if continue_final_message:
             return text.removesuffix("<|im_end|>\n")
         if add_generation_prompt:
             text += "<|im_start|>assistant\n"
-        return text + ("<think></think>" if kwargs.get("enable_thinking") is False else "")
+        thinking = kwargs.get("enable_thinking")
+        return text + ("<think></think>" if thinking is False else "<think>\n" if thinking is True else "")
 
 
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def _text(message: Mapping[str, Any]) -> str:
+    content = message["content"] or ""
+    said = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    reasoning = f"<think>{message['reasoning']}</think>" if "reasoning" in message else ""
+    calls = [f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
+    return reasoning + said + "".join(calls)
 
 
 def words_answer(request: GenerationRequest, index: int) -> list[int]:
@@ -247,6 +262,9 @@ class FakeEngine:
             error = "the logits are not finite"
             return OutputChunk(index=sequence.index, finish_reason=FinishReason.ERROR, error=error)
         chunk = OutputChunk(index=sequence.index)
+        scores: tuple[TokenLogprob, ...] = ()
+        if request.sampling.prompt_logprobs >= 0 and sequence.index == 0 and not sequence.token_ids:
+            scores = tuple(self._logprob(t, request.sampling.prompt_logprobs) for t in request.prompt_token_ids[1:])
         for _ in range(self.tokens_per_step):
             one = self._next_token(request, sequence)
             chunk = replace(
@@ -254,6 +272,7 @@ class FakeEngine:
                 text=chunk.text + one.text,
                 token_ids=chunk.token_ids + one.token_ids,
                 logprobs=chunk.logprobs + one.logprobs,
+                prompt_logprobs=scores,
             )
             if sequence.finished:
                 break
@@ -270,7 +289,8 @@ class FakeEngine:
         sequence.token_ids.append(token)
         sequence.first_token = sequence.first_token or int(self._clock.now())
 
-        hidden = self._tokenizer.is_special(token) and (request.skip_special_tokens or ends)
+        is_skipped = request.skip_special_tokens and token not in request.shown_special_token_ids
+        hidden = self._tokenizer.is_special(token) and (is_skipped or ends)
         text = sequence.held + ("" if hidden else sequence.decoder.decode(self._tokenizer.token_bytes(token)))
         at_limit = position + 1 >= sampling.max_tokens
         over = ends or stop_tokens or at_limit

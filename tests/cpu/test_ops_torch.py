@@ -357,3 +357,20 @@ def test_bytes_of_a_token_are_those_that_are_allocated() -> None:
 def test_cuda_without_a_device_is_refused_plainly() -> None:
     with pytest.raises(ConfigurationError, match="finds no CUDA device; use device cpu"):
         TorchOps(dtype="bfloat16", device="cuda")
+
+
+def test_without_onednn_projections_are_computed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    gate, up, x = torch.randn(20, 8), torch.randn(20, 8), torch.randn(5, 8)
+    residual = torch.randn(5, 20)
+    ops = ops_of("float32")
+
+    def compute() -> tuple[torch.Tensor, torch.Tensor]:
+        with ops.computing():
+            gate_weight, up_weight = ops.load_linear([host_tensor(gate)]), ops.load_linear([host_tensor(up)])
+            gated = ops.gated_linear(x, gate_weight, up_weight, Activation.GELU_TANH)
+            return gated, ops.linear(x, up_weight, add_to=residual)
+
+    packed = compute()
+    monkeypatch.setattr(torch._C, "_has_mkldnn", False)
+    torch.testing.assert_close(compute(), packed)

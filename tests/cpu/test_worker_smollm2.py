@@ -53,21 +53,26 @@ def varied_prompts(path: Path, lengths: Sequence[int]) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def reference(smollm2_path: Path) -> Any:
-    settings = {k: v for k, v in load_gguf_checkpoint(str(smollm2_path))["config"].items() if k != "model_type"}
-    config = LlamaConfig(**settings)
-    with torch.device("meta"):
-        shapes = LlamaForCausalLM(config)
-    tensors = load_gguf_checkpoint(str(smollm2_path), return_tensors=True, model_to_load=shapes)["tensors"]
-    model = LlamaForCausalLM(config)
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert (missing, unexpected) == (["lm_head.weight"], [])
-    model.tie_weights()
-    return model.eval().float()
+    return transformers_model(smollm2_path, LlamaConfig, LlamaForCausalLM)
 
 
 @pytest.fixture(scope="module")
 def worker(smollm2_path: Path) -> Worker:
     return make_worker(smollm2_path, dtype="float32", num_blocks=NUM_BLOCKS, max_model_len=2048, num_threads=1)
+
+
+def transformers_model(path: Path, config_class: Any, model_class: Any) -> Any:
+    """The library's own reading of a GGUF file, in float32. (Its `from_pretrained` would ask for another package.)"""
+    facts = load_gguf_checkpoint(str(path))["config"]
+    config = config_class(**{key: value for key, value in facts.items() if key != "model_type"})
+    with torch.device("meta"):
+        shapes = model_class(config)
+    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=shapes)["tensors"]
+    model = model_class(config)
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    model.tie_weights()
+    return model.eval().float()
 
 
 def greedy(num_tokens: int = NUM_ANSWER_TOKENS) -> SamplingParams:

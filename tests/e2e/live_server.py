@@ -29,11 +29,13 @@ class LiveServer:
         config: ServerConfig | None = None,
         *,
         drain_timeout_s: float = 10.0,
+        chat_template: FakeChatTemplate | None = None,
     ) -> None:
         self.engine = engine or FakeEngine()
         self.url = ""
         self._config = config or ServerConfig(access_log=False)
         self._drain_timeout_s = drain_timeout_s
+        self._chat_template = chat_template or FakeChatTemplate()
         self._started: queue.Queue[str | BaseException] = queue.Queue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,7 +85,7 @@ class LiveServer:
         facts = self.engine.facts
         metrics = ServingMetrics(model_name=facts.served_model_names[0], max_model_len=facts.max_model_len)
         await serve_http(
-            create_app(self.engine, self._config, metrics, chat_template=FakeChatTemplate()),
+            create_app(self.engine, self._config, metrics, chat_template=self._chat_template),
             host="127.0.0.1",
             port=0,
             drain_timeout_s=self._drain_timeout_s,

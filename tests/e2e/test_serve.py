@@ -89,8 +89,9 @@ def long_request(*, stream: bool, n: int = 1) -> dict[str, Any]:
 
 def test_a_stream_that_nobody_reads_any_more_frees_every_block(server: RealServer) -> None:
     with httpx.stream("POST", f"{server.url}/v1/completions", json=long_request(stream=True), timeout=DEADLINE_S) as answer:
-        assert next(answer.iter_lines()).startswith("data:")
-        eventually(lambda: not server.is_at_rest(), "the engine works on it")
+        lines = answer.iter_lines()  # kept, since httpx hangs up when nobody holds the iterator any more
+        assert next(lines).startswith("data:")
+        assert not server.is_at_rest()
     eventually(server.is_at_rest, "all blocks are free")
 
 

@@ -3,7 +3,7 @@
 Knows the commands by name and imports only the one that is called, so that each starts fast. Exit statuses:
 
     0    done; for a server: it was told to stop, and drained
-    1    a bug, or a check that failed (`simulate`)
+    1    a bug, or a check that failed (`simulate`, `bench`, `compare`)
     2    the command line, a configuration file or an option is wrong; the port is taken
     3    the model cannot be found, fetched or read
     4    the engine died, and the server was not to restart it or gave up
@@ -91,6 +91,18 @@ def _simulate(commands: Commands) -> None:
     simulate.add_parser(commands)
 
 
+def _bench(commands: Commands) -> None:
+    from headrace.cli import bench
+
+    bench.add_parser(commands)
+
+
+def _compare(commands: Commands) -> None:
+    from headrace.cli import compare
+
+    compare.add_parser(commands)
+
+
 def _version(commands: Commands) -> None:
     from headrace.cli import version
 
@@ -101,6 +113,8 @@ _COMMANDS: dict[str, Callable[[Commands], None]] = {
     "serve": _serve,
     "pull": _pull,
     "simulate": _simulate,
+    "bench": _bench,
+    "compare": _compare,
     "version": _version,
 }
 

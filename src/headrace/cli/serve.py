@@ -103,6 +103,7 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             max_num_queued_requests=options.max_num_queued_requests,
             kv_cache_bytes=options.kv_cache_memory,
             memory_fraction=options.memory_fraction,
+            structured_output_backend=options.structured_output_backend,
             record_steps=options.record_steps,
         ),
         client=ClientConfig(
@@ -114,6 +115,8 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             api_key=options.api_key or read_environment().api_key,
             cors_origins=options.allowed_origins,
             access_log=options.access_log,
+            tool_call_parser=options.tool_call_parser or None,
+            reasoning_parser=options.reasoning_parser or None,
         ),
         chat_template=_read_chat_template(options.chat_template),
     )

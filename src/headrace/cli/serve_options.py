@@ -13,9 +13,12 @@ from typing import Any
 from headrace.base.errors import ConfigurationError, nearest
 from headrace.base.units import parse_bytes
 from headrace.cli.packaged_models import DEFAULT_MODEL
+from headrace.engine.grammar.registry import BACKENDS
 from headrace.engine.host.config import AUTO_MAX_MODEL_LEN, ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.mind.config import SchedulingPolicy
 from headrace.obs.logging import LEVELS, LogFormat
+from headrace.server.reasoning import formats as reasoning_formats
+from headrace.server.tools import formats as tool_formats
 
 ENGINE = EngineConfig(model_path="")
 CLIENT = ClientConfig(served_model_names=())
@@ -109,7 +112,19 @@ class ServeOptions:
         shown="native where they serve the model as stored",
     )  # fmt: skip
     threads: int = option(ENGINE.num_threads, COUNT, Group.MODEL, "threads that compute", shown="one per core")
+    structured_output_backend: str = option(
+        ENGINE.structured_output_backend, choice(BACKENDS), Group.MODEL, "the library that enforces forms of answers"
+    )
     chat_template: str = option("", FILE, Group.MODEL, "a Jinja chat template to use", shown="the model's own")
+
+    tool_call_parser: str = option(
+        "", TEXT, Group.MODEL, f"how the model writes calls of tools: {', '.join(tool_formats.FORMATS)}",
+        shown="as its chat template shows",
+    )  # fmt: skip
+    reasoning_parser: str = option(
+        "", TEXT, Group.MODEL, f"how the model marks its reasoning: {', '.join(reasoning_formats.FORMATS)}, none",
+        shown="as its chat template shows",
+    )  # fmt: skip
 
     host: str = option("127.0.0.1", TEXT, Group.SERVER, "the address to listen on; 0.0.0.0 is every one")
     port: int = option(8000, COUNT, Group.SERVER, "the port to listen on; 0 takes a free one")

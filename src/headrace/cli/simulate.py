@@ -6,16 +6,29 @@ Composes the simulator and prints; decides nothing.
 import argparse
 from pathlib import Path
 
+import msgspec
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from headrace.base.clock import Nanos
+from headrace.base.errors import ConfigurationError
 from headrace.base.units import seconds
+from headrace.cli.report_view import report_console, show_summary
 from headrace.engine.host.recording import read_recording
+from headrace.engine.mind.config import SchedulerConfig
+from headrace.measure.report.record import RunFacts
+from headrace.measure.report.result_file import write_result
+from headrace.measure.report.summary import DEFAULT_SHARES, summarize
+from headrace.measure.workload.request import Workload
+from headrace.measure.workload.reuse import reuse
+from headrace.measure.workload.workload_file import read_workload
 from headrace.sim.replay import replay
 from headrace.sim.scenario import run_scenario
 from headrace.sim.simulation import Outcome
+from headrace.sim.step_cost import LinearStepCost
+from headrace.sim.workload_run import run_workload
 
 _SHOWN_ROWS = 20
 
@@ -31,15 +44,78 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--num-seeds", type=_positive, default=1, help="how many seeds, counted up (default 1)")
     parser.add_argument("--num-requests", type=_positive, default=100, help="requests per scenario (default 100)")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a recording instead of drawing scenarios")
+    parser.add_argument(
+        "--workload", type=Path, metavar="FILE", help="rehearse a workload that `headrace bench --write-workload` wrote"
+    )
+    parser.add_argument("--result", type=Path, metavar="FILE", help="with --workload: write the result file, as bench does")
+    parser.add_argument(
+        "--engine",
+        type=Path,
+        metavar="FILE",
+        help="with --workload: a TOML file with tables [scheduler] (max_model_len, num_blocks, …) and [cost] (fixed_ns, "
+        "per_token_ns, per_context_token_ns); absent ones have defaults",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 if every rule held, 1 if not, with the one line that reproduces the failure."""
-    console = Console()
+    console = report_console()
     if options.replay is not None:
         return _replay(options.replay, console)
+    if options.workload is not None:
+        return _run_workload(options.workload, options.engine, options.result, console)
+    if options.engine is not None or options.result is not None:
+        raise ConfigurationError("--engine and --result belong to --workload: add it, or leave them out")
     return _simulate(options.seed, options.num_seeds, options.num_requests, console)
+
+
+def _run_workload(path: Path, engine: Path | None, result: Path | None, console: Console) -> int:
+    """A workload against the mind of one engine of stated size and speed."""
+    workload = _read_workload(path)
+    config, cost = _read_engine(engine)
+    facts = RunFacts(
+        source="simulated",
+        duration_ns=Nanos(0),
+        backend="simulated",
+        workload=workload.name,
+        seed=workload.seed,
+        reusable_token_share=reuse(workload.requests).token_share,
+    )
+    with console.status("rehearsing"):
+        run = run_workload(workload, config=config, cost=cost, facts=facts)
+    summary = summarize(run)
+    show_summary(console, run.facts, summary, DEFAULT_SHARES)
+    if result is not None:
+        result.write_bytes(write_result(run, summary) + b"\n")
+        console.print(f"[dim]result: {result}[/]")
+    return 0 if summary.num_completed else 1
+
+
+def _read_workload(path: Path) -> Workload:
+    try:
+        with path.open("rb") as file:
+            return read_workload(file)
+    except OSError as error:
+        raise ConfigurationError(f"the workload {path} cannot be read: {error.strerror}") from None
+
+
+class _Engine(msgspec.Struct, forbid_unknown_fields=True):
+    scheduler: SchedulerConfig = SchedulerConfig(max_model_len=32_768, num_blocks=65_536)
+    cost: dict[str, int] = {}
+
+
+def _read_engine(path: Path | None) -> tuple[SchedulerConfig, LinearStepCost]:
+    """A KV cache of a million tokens and the stated cost of a step, unless a file says otherwise."""
+    if path is None:
+        return _Engine().scheduler, LinearStepCost()
+    try:
+        engine = msgspec.toml.decode(path.read_bytes(), type=_Engine)
+        return engine.scheduler, LinearStepCost(**engine.cost)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, TypeError) as error:
+        raise ConfigurationError(f"{path} describes no engine: {error}") from None
 
 
 def _positive(text: str) -> int:

@@ -31,6 +31,21 @@ class TextPart(Struct, forbid_unknown_fields=True, frozen=True):
     text: Annotated[str, Meta(description="The text of the part.")]
 
 
+class FunctionCall(Struct, forbid_unknown_fields=True, frozen=True):
+    """What is called, and with what."""
+
+    name: Annotated[str, Meta(description="The tool's name.")]
+    arguments: Annotated[str, Meta(description="A JSON object, as text. What the model wrote may be invalid: check it.")]
+
+
+class ToolCall(Struct, forbid_unknown_fields=True, frozen=True):
+    """A call of one tool."""
+
+    id: Annotated[str, Meta(description="Names the call; the tool's answer refers to it.")]
+    function: Annotated[FunctionCall, Meta(description="What is called.")]
+    type: Annotated[Literal["function"], Meta(description="Always `function`.")] = "function"
+
+
 class ChatMessage(Struct, forbid_unknown_fields=True, frozen=True):
     """One turn of the conversation."""
 
@@ -39,17 +54,132 @@ class ChatMessage(Struct, forbid_unknown_fields=True, frozen=True):
         Meta(description="Who speaks. `developer` is rendered as `system`, which is what chat templates know."),
     ]
     content: Annotated[
-        str | list[TextPart],
-        Meta(description="What is said: a string, or text parts."),
-    ]
+        str | list[TextPart] | None,
+        Meta(description="What is said: a string, or text parts. An assistant that calls tools may say nothing."),
+    ] = None
     name: Annotated[str | None, Meta(description="A name for the speaker, for templates that use it.")] = None
     tool_call_id: Annotated[
         str | None, Meta(description="For role `tool`: the call that this answers, for templates that use it.")
     ] = None
+    tool_calls: Annotated[list[ToolCall] | None, Meta(description="For role `assistant`: the tools that it called.")] = None
     reasoning: Annotated[
         str | None, Meta(description="For role `assistant`: the reasoning of an earlier answer, for templates that use it.")
     ] = None
     reasoning_content: Annotated[str | None, Meta(description="The older name of `reasoning`.")] = None
+
+
+class FunctionDefinition(Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(description="Up to 128 letters, digits and `_ . - : /`.")]
+    description: Annotated[str | None, Meta(description="What it does, for the model to read.")] = None
+    parameters: Annotated[
+        dict[str, Any] | None, Meta(description="A JSON Schema of type `object`; absent: it takes no arguments.")
+    ] = None
+    strict: Annotated[
+        bool | None,
+        Meta(description="Hold calls to the schema. `required` and named choices always are; with `auto` this is refused."),
+    ] = None
+
+
+class ToolDefinition(Struct, forbid_unknown_fields=True, frozen=True):
+    """A tool that the model may call."""
+
+    type: Annotated[Literal["function"], Meta(description="`function`; there are no other tools here.")]
+    function: Annotated[FunctionDefinition, Meta(description="The function.")]
+
+
+class NamedFunction(Struct, forbid_unknown_fields=True, frozen=True):
+    """One of the request's tools, by name."""
+
+    name: Annotated[str, Meta(description="The tool's name.")]
+
+
+class NamedToolChoice(Struct, forbid_unknown_fields=True, frozen=True):
+    """The one tool that must be called."""
+
+    function: Annotated[NamedFunction, Meta(description="Which.")]
+    type: Annotated[Literal["function"], Meta(description="Always `function`.")] = "function"
+
+
+ToolDefinitions = Annotated[
+    list[ToolDefinition] | None,
+    Meta(
+        description="What the model may call, written into the prompt by its chat template.",
+        examples=[
+            [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "turn_wheel",
+                        "description": "Turns the mill's wheel.",
+                        "parameters": {"type": "object", "properties": {"rpm": {"type": "number"}}, "required": ["rpm"]},
+                    },
+                }
+            ]
+        ],
+    ),
+]
+
+
+class JsonSchemaFormat(Struct, forbid_unknown_fields=True, frozen=True):
+    """A JSON Schema, as OpenAI wraps it."""
+
+    name: Annotated[str | None, Meta(description="Your name for it. Accepted; has no effect here.")] = None
+    description: Annotated[str | None, Meta(description="What it is for. Accepted; has no effect here.")] = None
+    schema: Annotated[
+        Any, Meta(description="The JSON Schema, draft 2020-12. A keyword that cannot be enforced is refused by name.")
+    ] = None
+    strict: Annotated[bool | None, Meta(description="Accepted; the schema is enforced whatever it says.")] = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True, frozen=True):
+    """The form of the answer, as OpenAI asks for it."""
+
+    type: Annotated[
+        Literal["text", "json_object", "json_schema", "structural_tag"],
+        Meta(description="`text`: free; `json_object`: any JSON object; `json_schema`: what the schema describes; "
+             "`structural_tag`: free text in which some tags have a form."),
+    ]  # fmt: skip
+    json_schema: Annotated[JsonSchemaFormat | None, Meta(description="For type `json_schema`.")] = None
+    schema: Annotated[Any, Meta(description="For type `json_object`, as llama.cpp has it: a JSON Schema.")] = None
+    structures: Annotated[
+        list[Any] | None, Meta(description="For type `structural_tag`: objects of `begin`, `schema` and `end`.")
+    ] = None
+    triggers: Annotated[
+        list[str] | None, Meta(description="For type `structural_tag`: texts after which a tag must follow.")
+    ] = None
+    format: Annotated[Any, Meta(description="For type `structural_tag`: the format, as XGrammar has it.")] = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True, frozen=True):
+    """The form of the answer: exactly one of the first six."""
+
+    json: Annotated[Any, Meta(description="A JSON Schema, as an object or as text.")] = None
+    regex: Annotated[str | None, Meta(description="A regular expression that the whole answer matches.")] = None
+    choice: Annotated[list[str] | None, Meta(description="Texts, one of which is the answer.")] = None
+    grammar: Annotated[str | None, Meta(description="A grammar in GBNF (llama.cpp's) or in Lark's notation.")] = None
+    json_object: Annotated[bool | None, Meta(description="True: any JSON object.")] = None
+    structural_tag: Annotated[
+        Any, Meta(description="Free text in which some tags have a form: an object or its JSON text.")
+    ] = None
+    disable_any_whitespace: Annotated[bool | None, Meta(description="Write JSON without spaces and line breaks.")] = None
+    disable_additional_properties: Annotated[
+        bool | None, Meta(description="Objects have no properties but those that the schema names.")
+    ] = None
+    whitespace_pattern: Annotated[
+        str | None, Meta(description="A regular expression for each run of whitespace in JSON.")
+    ] = None
+
+
+class RepetitionDetectionOptions(Struct, forbid_unknown_fields=True, frozen=True):
+    """When an answer counts as stuck."""
+
+    max_pattern_size: Annotated[int, Meta(description="Tokens of the longest pattern that is looked for, 1 to 1024.")]
+    min_pattern_size: Annotated[int | None, Meta(description="Tokens of the shortest pattern. Default 1.")] = None
+    min_count: Annotated[
+        int | None, Meta(description="How often in a row the pattern must end the answer. Default 2, the least.")
+    ] = None
 
 
 class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -125,6 +255,39 @@ class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
             "for chat, whose template writes them."
         ),
     ] = None
+    allowed_token_ids: Annotated[list[int] | None, Meta(description="Only these tokens can be chosen.")] = None
+    bad_words: Annotated[
+        list[str] | None,
+        Meta(
+            description="Words that the answer does not hold, as the tokenizer spells them at a text's beginning and after "
+            "a space."
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Meta(description="Report log-probabilities of the prompt, with this many alternatives, 0 to 20. Not for streams."),
+    ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None,
+        Meta(description="With `logprobs`: report these tokens as the alternatives in place of the most probable ones."),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Meta(description="Keep at most so many tokens of the prompt; -1: so many that the answer fits beside it."),
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"] | None, Meta(description="Where a prompt is cut that is too long. Default `left`.")
+    ] = None
+    repetition_detection: Annotated[
+        RepetitionDetectionOptions | None,
+        Meta(description="End an answer that repeats itself, with `finish_reason` `repetition`."),
+    ] = None
+    response_format: Annotated[
+        ResponseFormat | None, Meta(description="The form that the answer must have, as OpenAI asks for it.")
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Meta(description="The form that the answer must have, as vLLM asks for it.")
+    ] = None
     priority: Annotated[
         int | None,
         Meta(description="Lower runs earlier. Anything but 0 needs an engine that schedules by priority."),
@@ -184,6 +347,20 @@ class ChatCompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_onl
     continue_final_message: ContinueFinalMessage = None
     chat_template: RequestChatTemplate = None
     chat_template_kwargs: ChatTemplateKwargs = None
+    tools: ToolDefinitions = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedToolChoice | None,
+        Meta(
+            description="`auto`, the default with tools: the model decides. `none`: it is not told of them. `required`, or "
+            "a named tool: constrained decoding makes it call."
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="False: the answer ends before a second call. Default true.")
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Meta(description="False leaves `reasoning` out of the answer. Default true.")
+    ] = None
     max_completion_tokens: Annotated[
         int | None, Meta(description="OpenAI's newer name of `max_tokens`; where both are given they must agree.")
     ] = None
@@ -209,7 +386,17 @@ class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=Tr
         int | bool | None,
         Meta(description="Report log-probabilities, with this many alternatives at each position, 0 to 20."),
     ] = None
-    echo: Annotated[bool | None, Meta(description="Begin the answer's text with the prompt. Default false.")] = None
+    echo: Annotated[
+        bool | None,
+        Meta(
+            description="Begin the answer's text with the prompt, and its log-probabilities with the prompt's. Default "
+            "false. With it `max_tokens` may be 0: nothing is generated."
+        ),
+    ] = None
+    best_of: Annotated[
+        int | None,
+        Meta(description="Generate so many answers and give the `n` most probable per token. Not for streams."),
+    ] = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -218,6 +405,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: Annotated[str | None, Meta(description="A served model's name; absent: the first.")] = None
     prompt: Annotated[str | None, Meta(description="A text.", examples=["Hello, world"])] = None
     messages: Annotated[list[ChatMessage] | None, Meta(description="A conversation, rendered by the chat template.")] = None
+    tools: ToolDefinitions = None
     content: Annotated[str | None, Meta(description="A text, as llama.cpp calls it.")] = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = None
@@ -291,8 +479,28 @@ class ChatLogprobs(Struct):
 
 
 FINISH_REASON = Meta(
-    description="`stop`: the model or a stop string ended it; `length`: `max_tokens` or the model's length."
+    description="`stop`: the model or a stop string ended it; `length`: `max_tokens` or the model's length; `tool_calls`: "
+    "it ended and calls tools; `repetition`: `repetition_detection`."
 )
+FinishReasonWord = Literal["stop", "length", "repetition", "tool_calls"]
+
+
+class PromptLogprob(Struct):
+    """A token at one position of the prompt."""
+
+    logprob: Annotated[float, Meta(description="Natural logarithm of its probability.")]
+    rank: Annotated[int, Meta(description="1 for the most probable token.")]
+    decoded_token: Annotated[str, Meta(description="The token's text.")]
+
+
+PromptLogprobsList = Annotated[
+    list[dict[str, PromptLogprob] | None] | UnsetType,
+    Meta(
+        description="With `prompt_logprobs`: at each position of the prompt its token and the alternatives, by token id; "
+        "null for the first."
+    ),
+]
+
 STOP_REASON = Meta(description="The stop token's id or the stop string that ended it; null for end-of-text.")
 
 
@@ -300,8 +508,12 @@ class AssistantMessage(Struct):
     """The answer."""
 
     role: Annotated[Literal["assistant"], Meta(description="Always `assistant`.")]
-    content: Annotated[str, Meta(description="The text of the answer.")]
+    content: Annotated[str | None, Meta(description="The text of the answer; null where there are only calls or reasoning.")]
     refusal: Annotated[None, Meta(description="Always null.")] = None
+    tool_calls: Annotated[list[ToolCall] | UnsetType, Meta(description="The tools that it calls.")] = UNSET
+    reasoning: Annotated[str | UnsetType, Meta(description="What the model thought first, where it marks that as such.")] = (
+        UNSET
+    )
 
 
 class ChatChoice(Struct):
@@ -310,7 +522,7 @@ class ChatChoice(Struct):
     index: Annotated[int, Meta(description="Which of the `n` answers this is.")]
     message: Annotated[AssistantMessage, Meta(description="The answer.")]
     logprobs: Annotated[ChatLogprobs | None, Meta(description="Present where asked for.")]
-    finish_reason: Annotated[Literal["stop", "length"], FINISH_REASON]
+    finish_reason: Annotated[FinishReasonWord, FINISH_REASON]
     stop_reason: Annotated[int | str | None, STOP_REASON]
     token_ids: Annotated[list[int] | UnsetType, Meta(description="With `return_token_ids`: the answer's tokens.")] = UNSET
 
@@ -329,6 +541,23 @@ class ChatCompletion(Struct):
     prompt_token_ids: Annotated[
         list[int] | UnsetType, Meta(description="With `return_token_ids`: the rendered prompt's tokens.")
     ] = UNSET
+    prompt_logprobs: PromptLogprobsList = UNSET
+
+
+class FunctionCallDelta(Struct):
+    """What a chunk adds to a call."""
+
+    name: Annotated[str | UnsetType, Meta(description="The tool's name, in the call's first chunk.")] = UNSET
+    arguments: Annotated[str, Meta(description="Text to append to the call's arguments.")] = ""
+
+
+class ToolCallDelta(Struct):
+    """A new call, or more of one."""
+
+    index: Annotated[int, Meta(description="Which call.")]
+    function: Annotated[FunctionCallDelta, Meta(description="What is new.")]
+    id: Annotated[str | UnsetType, Meta(description="In the call's first chunk.")] = UNSET
+    type: Annotated[Literal["function"] | UnsetType, Meta(description="In the call's first chunk.")] = UNSET
 
 
 class ChatDelta(Struct):
@@ -336,6 +565,8 @@ class ChatDelta(Struct):
 
     role: Annotated[Literal["assistant"] | UnsetType, Meta(description="In the first chunk of each answer.")] = UNSET
     content: Annotated[str | UnsetType, Meta(description="Text to append.")] = UNSET
+    reasoning: Annotated[str | UnsetType, Meta(description="Reasoning to append.")] = UNSET
+    tool_calls: Annotated[list[ToolCallDelta] | UnsetType, Meta(description="Calls, or more of them.")] = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -344,7 +575,7 @@ class ChatChunkChoice(Struct):
     index: Annotated[int, Meta(description="Which of the `n` answers this is.")]
     delta: Annotated[ChatDelta, Meta(description="What is new.")]
     logprobs: Annotated[ChatLogprobs | None, Meta(description="Of the chunk's tokens, where asked for.")] = None
-    finish_reason: Annotated[Literal["stop", "length"] | None, FINISH_REASON] = None
+    finish_reason: Annotated[FinishReasonWord | None, FINISH_REASON] = None
     stop_reason: Annotated[int | str | UnsetType | None, STOP_REASON] = UNSET
     token_ids: Annotated[list[int] | UnsetType, Meta(description="With `return_token_ids`: the chunk's tokens.")] = UNSET
 
@@ -370,10 +601,14 @@ class CompletionLogprobs(Struct):
     """Log-probabilities of an answer's tokens, as parallel lists."""
 
     text_offset: Annotated[list[int], Meta(description="Where in the choice's text each token begins, in characters.")]
-    token_logprobs: Annotated[list[float], Meta(description="Natural logarithms of the tokens' probabilities.")]
+    token_logprobs: Annotated[
+        list[float | None],
+        Meta(description="Natural logarithms of the tokens' probabilities; null for a prompt's first token."),
+    ]
     tokens: Annotated[list[str], Meta(description="The tokens' texts.")]
     top_logprobs: Annotated[
-        list[dict[str, float]], Meta(description="At each position the alternatives and the chosen token itself.")
+        list[dict[str, float] | None],
+        Meta(description="At each position the alternatives and the chosen token itself; null for a prompt's first token."),
     ]
 
 
@@ -383,12 +618,13 @@ class CompletionChoice(Struct):
     index: Annotated[int, Meta(description="The prompt's place times `n`, plus which of its `n` answers this is.")]
     text: Annotated[str, Meta(description="The text of the answer; in a stream, text to append.")]
     logprobs: Annotated[CompletionLogprobs | None, Meta(description="Present where asked for.")] = None
-    finish_reason: Annotated[Literal["stop", "length"] | None, FINISH_REASON] = None
+    finish_reason: Annotated[FinishReasonWord | None, FINISH_REASON] = None
     stop_reason: Annotated[int | str | UnsetType | None, STOP_REASON] = UNSET
     token_ids: Annotated[list[int] | UnsetType, Meta(description="With `return_token_ids`: the answer's tokens.")] = UNSET
     prompt_token_ids: Annotated[list[int] | UnsetType, Meta(description="With `return_token_ids`: the prompt's tokens.")] = (
         UNSET
     )
+    prompt_logprobs: PromptLogprobsList = UNSET
 
 
 class Completion(Struct):

@@ -25,8 +25,9 @@ from headrace.protocol.openai import (
 )
 from headrace.server import decoding
 from headrace.server.door import Call, Reply
-from headrace.server.prompts import Prompt, chat_prompt, check_token_ids
+from headrace.server.prompts import Prompt, chat_prompt, chat_template, check_token_ids
 from headrace.server.services import Services
+from headrace.server.tools.request import template_tools
 from headrace.server.validation import check_model
 
 
@@ -111,7 +112,10 @@ async def _tokenize(services: Services, request: TokenizeRequest) -> Prompt:
             param=given[1] if given else "prompt",
         )
     if request.messages is not None:
-        return await chat_prompt(services, request)
+        template = chat_template(services, request.chat_template)
+        return await chat_prompt(services, request, template, template_tools(request.tools))
+    if request.tools:
+        raise InvalidRequestError("tools belong to messages: a text is not rendered", param="tools")
     if request.prompt is not None:
         text, special = request.prompt, request.add_special_tokens is not False
     else:

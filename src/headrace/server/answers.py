@@ -5,18 +5,17 @@ Knows chunks and usage. Does not know the two formats; `chat.py` and `completion
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from headrace.base.ids import RequestId
 from headrace.base.system_clock import unix_seconds
 from headrace.engine.host.generation import GenerationRequest, OutputChunk, TokenLogprob
 from headrace.engine.mind.update import FinishReason
-from headrace.protocol.openai import GenerationFields, PromptTokensDetails, Usage
+from headrace.protocol.openai import FinishReasonWord, GenerationFields, PromptLogprob, PromptTokensDetails, Usage
 from headrace.server.door import Call
 from headrace.server.prompts import Prompt
 from headrace.server.recorder import recorded_generation
 from headrace.server.streaming import Chunks
-from headrace.server.validation import Limits, generation_request, new_seed
+from headrace.server.validation import Asked, Limits, generation_request, new_seed
 
 _LOWEST_LOGPROB = -9999.0
 """JSON has no infinity; this is what vLLM writes for an impossible token."""
@@ -48,26 +47,26 @@ def generations(
     *,
     answer_id: str,
     limits: Limits,
-    num_logprobs: int,
+    asked: Asked,
 ) -> list[Chunks]:
     """One generation for each prompt. Every prompt is judged before any reaches the engine."""
     services = call.services
-    asked: list[GenerationRequest] = [
+    requests: list[GenerationRequest] = [
         generation_request(
             request,
             request_id=RequestId(f"{answer_id}/{next(services.request_numbers)}"),
             prompt_token_ids=prompt.token_ids,
             limits=limits,
-            num_logprobs=num_logprobs,
             seed=new_seed() if request.seed is None else request.seed,
             facts=services.engine.facts,
             config=services.config,
+            asked=asked,
         )
         for prompt in prompts
     ]
     return [
         recorded_generation(services.engine, one, metrics=services.metrics, clock=services.clock, arrived=call.arrived)
-        for one in asked
+        for one in requests
     ]
 
 
@@ -104,6 +103,7 @@ class WholeAnswer:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -111,6 +111,7 @@ class WholeAnswer:
         self.texts.append(chunk.text)
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
+        self.prompt_logprobs += chunk.prompt_logprobs
         if chunk.finish_reason is not None:
             self.finish_reason = chunk.finish_reason
             self.stop_reason = chunk.stop_reason
@@ -120,12 +121,26 @@ class WholeAnswer:
         return "".join(self.texts)
 
 
-def finish_reason(reason: FinishReason | None) -> Literal["stop", "length"]:
+_WORDS: dict[FinishReason, FinishReasonWord] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.REPETITION: "repetition",
+}
+
+
+def finish_reason(reason: FinishReason | None) -> FinishReasonWord:
     """The API's word for it. Answers that failed were raised as errors before they come here."""
-    if reason is FinishReason.STOP:
-        return "stop"
-    assert reason is FinishReason.LENGTH, f"an answer ended with {reason}"
-    return "length"
+    assert reason in _WORDS, f"an answer ended with {reason}"
+    return _WORDS[reason]
+
+
+def prompt_logprobs_list(scores: Sequence[TokenLogprob]) -> list[dict[str, PromptLogprob] | None]:
+    """As vLLM writes them: null for the first token, of which there are none."""
+    return [None, *({str(one.token_id): _prompt_logprob(one) for one in (score, *score.top)} for score in scores)]
+
+
+def _prompt_logprob(score: TokenLogprob) -> PromptLogprob:
+    return PromptLogprob(finite(score.logprob), score.rank, score.text)
 
 
 def finite(logprob: float) -> float:

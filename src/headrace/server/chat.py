@@ -12,6 +12,7 @@ from msgspec import UNSET
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.host.generation import OutputChunk, TokenLogprob
 from headrace.engine.mind.sampling_params import MAX_LOGPROBS
+from headrace.engine.mind.update import FinishReason
 from headrace.protocol.openai import (
     AssistantMessage,
     ChatChoice,
@@ -22,6 +23,11 @@ from headrace.protocol.openai import (
     ChatDelta,
     ChatLogprobs,
     ChatTokenLogprob,
+    FinishReasonWord,
+    FunctionCall,
+    FunctionCallDelta,
+    ToolCall,
+    ToolCallDelta,
     TopLogprob,
 )
 from headrace.server import decoding
@@ -33,25 +39,51 @@ from headrace.server.answers import (
     finish_reason,
     finite,
     generations,
+    prompt_logprobs_list,
     tally,
 )
 from headrace.server.door import Call, Reply
-from headrace.server.prompts import Prompt, chat_prompt
+from headrace.server.parsing.events import CallArguments, CallStart, Content, Event, Parsed, Reasoning
+from headrace.server.prompts import Prompt, chat_prompt, chat_template, truncated
+from headrace.server.reading import AnswerParser, answer_reading
 from headrace.server.streaming import DONE, Chunks, event, merged, stream_answer
-from headrace.server.validation import NO_LOGPROBS, Limits, check_common
+from headrace.server.structured import structured_output
+from headrace.server.tools.request import tool_use
+from headrace.server.validation import (
+    NO_LOGPROBS,
+    Asked,
+    Limits,
+    bad_words_token_ids,
+    check_common,
+    num_prompt_logprobs,
+)
 
 
 async def answer_chat(call: Call, reply: Reply) -> None:
     request = decoding.CHAT.decode(call.body)
-    check_common(request, call.services.engine.facts, call.services.config)
-    limits, num_logprobs = _limits(request), _num_logprobs(request)
-    prompt = await chat_prompt(call.services, request)
+    services, tokenizer = call.services, call.services.engine.tokenizer
+    facts = services.engine.facts
+    check_common(request, facts, services.config)
+    limits, form = _limits(request), structured_output(request)
+    use, template = tool_use(request, form), chat_template(services, request.chat_template)
+    reading = answer_reading(use, services.config, template.source, shows_reasoning=request.include_reasoning is not False)
+    prompt = await chat_prompt(services, request, template, use.for_template)
+    assert prompt.text is not None, "a conversation is rendered as text"
+    asked = Asked(
+        num_logprobs=_num_logprobs(request),
+        num_prompt_logprobs=num_prompt_logprobs(request),
+        structured_output=reading.form_after_reasoning(use.required_form or form, prompt.text, tokenizer),
+        bad_words_token_ids=bad_words_token_ids(request.bad_words or (), tokenizer),
+        shown_special_token_ids=reading.shown_special_token_ids(tokenizer),
+    )
+    parsers = [reading.parser(prompt.text) for _ in range(request.n or 1)]
+    prompt = truncated(prompt, request, max_model_len=facts.max_model_len, max_tokens=limits.max_tokens)
     identity = answer_identity(call, request, "chatcmpl")
-    chunks = generations(call, request, [prompt], answer_id=identity.id, limits=limits, num_logprobs=num_logprobs)
+    chunks = generations(call, request, [prompt], answer_id=identity.id, limits=limits, asked=asked)
     if request.stream:
-        await stream_answer(chunks, _ChunkWriter(request, prompt, identity), reply)
+        await stream_answer(chunks, _ChunkWriter(request, prompt, identity, parsers), reply)
     else:
-        await _whole(request, prompt, identity, chunks, reply)
+        await _whole(request, prompt, identity, chunks, parsers, reply)
 
 
 def _limits(request: ChatCompletionRequest) -> Limits:
@@ -75,16 +107,23 @@ def _num_logprobs(request: ChatCompletionRequest) -> int:
         raise InvalidRequestError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}, not {num_top}", param="top_logprobs")
     if request.logprobs:
         return num_top
+    if request.logprob_token_ids:
+        raise InvalidRequestError("logprob_token_ids needs logprobs to be true", param="logprob_token_ids")
     if num_top:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     return NO_LOGPROBS
 
 
 async def _whole(
-    request: ChatCompletionRequest, prompt: Prompt, identity: AnswerIdentity, chunks: Sequence[Chunks], reply: Reply
+    request: ChatCompletionRequest,
+    prompt: Prompt,
+    identity: AnswerIdentity,
+    chunks: Sequence[Chunks],
+    parsers: Sequence[AnswerParser],
+    reply: Reply,
 ) -> None:
     counted = tally([prompt])
-    answers = [WholeAnswer() for _ in range(request.n or 1)]
+    answers = [WholeAnswer() for _ in parsers]
     async with aclosing(merged(chunks)) as merged_chunks:
         async for place, chunk in merged_chunks:
             counted.count(place, chunk)
@@ -93,33 +132,61 @@ async def _whole(
         id=identity.id,
         created=identity.created,
         model=identity.model,
-        choices=[_choice(request, index, answer) for index, answer in enumerate(answers)],
+        choices=[_choice(request, i, *pair) for i, pair in enumerate(zip(answers, parsers, strict=True))],
         usage=counted.usage(),
         system_fingerprint=identity.system_fingerprint,
         prompt_token_ids=prompt.token_ids if request.return_token_ids else UNSET,
+        prompt_logprobs=(UNSET if request.prompt_logprobs is None else prompt_logprobs_list(answers[0].prompt_logprobs)),
     )
     await reply.whole(msgspec.json.encode(completion))
 
 
-def _choice(request: ChatCompletionRequest, index: int, answer: WholeAnswer) -> ChatChoice:
+def _choice(request: ChatCompletionRequest, index: int, answer: WholeAnswer, parser: AnswerParser) -> ChatChoice:
+    parsed = Parsed()
+    parsed.add(parser.push(answer.text))
+    parsed.add(parser.finish())
     return ChatChoice(
         index=index,
-        message=AssistantMessage(role="assistant", content=answer.text),
+        message=_message(parsed),
         logprobs=_logprobs(answer.logprobs) if request.logprobs else None,
-        finish_reason=finish_reason(answer.finish_reason),
+        finish_reason=_finish_reason(answer.finish_reason, parser),
         stop_reason=answer.stop_reason,
         token_ids=answer.token_ids if request.return_token_ids else UNSET,
     )
 
 
-class _ChunkWriter:
-    """Writes the events of one stream: the role first, then text, then why it ended."""
+def _message(parsed: Parsed) -> AssistantMessage:
+    says_nothing = not parsed.content and bool(parsed.calls or parsed.reasoning)
+    message = AssistantMessage(role="assistant", content=None if says_nothing else parsed.content)
+    if parsed.calls:
+        message.tool_calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in parsed.calls]
+    if parsed.reasoning:
+        message.reasoning = parsed.reasoning
+    return message
 
-    def __init__(self, request: ChatCompletionRequest, prompt: Prompt, identity: AnswerIdentity) -> None:
+
+def _finish_reason(reason: FinishReason | None, parser: AnswerParser) -> FinishReasonWord:
+    word = finish_reason(reason)
+    if parser.is_over:  # it went on, but what counts ended with a call
+        return "tool_calls"
+    return "tool_calls" if word == "stop" and parser.num_calls else word
+
+
+class _ChunkWriter:
+    """Writes the events of one stream: the role first, then what is said, thought and called, then why it ended."""
+
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        prompt: Prompt,
+        identity: AnswerIdentity,
+        parsers: Sequence[AnswerParser],
+    ) -> None:
         options = request.stream_options
         self._request = request
         self._prompt = prompt
         self._identity = identity
+        self._parsers = parsers
         self._include_usage = bool(options and options.include_usage)
         self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
         self._tally: Tally = tally([prompt])
@@ -132,10 +199,14 @@ class _ChunkWriter:
             first = not any(self._begun)
             self._begun[chunk.index] = True
             events += self._event(ChatChunkChoice(chunk.index, ChatDelta(role="assistant", content="")), with_prompt=first)
-        if chunk.text or chunk.logprobs or (self._request.return_token_ids and chunk.token_ids):
-            events += self._event(self._text_choice(chunk))
+        parser = self._parsers[chunk.index]
+        said = parser.push(chunk.text)
         if chunk.finish_reason is not None:
-            reason = finish_reason(chunk.finish_reason)
+            said += parser.finish()
+        for choice in self._choices(chunk, said):
+            events += self._event(choice)
+        if chunk.finish_reason is not None:
+            reason = _finish_reason(chunk.finish_reason, parser)
             events += self._event(
                 ChatChunkChoice(chunk.index, ChatDelta(), finish_reason=reason, stop_reason=chunk.stop_reason)
             )
@@ -148,13 +219,16 @@ class _ChunkWriter:
         completion_chunk.usage = self._tally.usage()
         return event(completion_chunk) + DONE
 
-    def _text_choice(self, chunk: OutputChunk) -> ChatChunkChoice:
-        return ChatChunkChoice(
-            chunk.index,
-            ChatDelta(content=chunk.text),
-            logprobs=_logprobs(chunk.logprobs) if self._request.logprobs else None,
-            token_ids=list(chunk.token_ids) if self._request.return_token_ids else UNSET,
-        )
+    def _choices(self, chunk: OutputChunk, said: Sequence[Event]) -> list[ChatChunkChoice]:
+        """One for each thing said; what tells of the chunk's tokens goes with the first of them."""
+        choices = [ChatChunkChoice(chunk.index, _delta(event)) for event in said]
+        return_ids = self._request.return_token_ids and chunk.token_ids
+        if not choices and (chunk.logprobs or return_ids):
+            choices = [ChatChunkChoice(chunk.index, ChatDelta(content=""))]
+        if choices:
+            choices[0].logprobs = _logprobs(chunk.logprobs) if self._request.logprobs else None
+            choices[0].token_ids = list(chunk.token_ids) if self._request.return_token_ids else UNSET
+        return choices
 
     def _event(self, choice: ChatChunkChoice, *, with_prompt: bool = False) -> bytes:
         completion_chunk = self._chunk([choice])
@@ -167,6 +241,18 @@ class _ChunkWriter:
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
         identity = self._identity
         return ChatCompletionChunk(identity.id, identity.created, identity.model, choices, identity.system_fingerprint)
+
+
+def _delta(event: Event) -> ChatDelta:
+    match event:
+        case Content(text):
+            return ChatDelta(content=text)
+        case Reasoning(text):
+            return ChatDelta(reasoning=text)
+        case CallStart(index, call_id, name):
+            return ChatDelta(tool_calls=[ToolCallDelta(index, FunctionCallDelta(name=name), id=call_id, type="function")])
+        case CallArguments(index, text):
+            return ChatDelta(tool_calls=[ToolCallDelta(index, FunctionCallDelta(arguments=text))])
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:

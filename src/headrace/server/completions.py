@@ -6,6 +6,7 @@ Knows the completion format. Does not know how generation or HTTP work.
 import codecs
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET
@@ -13,6 +14,7 @@ from msgspec import UNSET
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.host.generation import OutputChunk, Tokenizer, TokenLogprob
 from headrace.engine.mind.sampling_params import MAX_LOGPROBS
+from headrace.engine.mind.update import FinishReason
 from headrace.protocol.openai import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from headrace.server import decoding
 from headrace.server.answers import (
@@ -22,12 +24,21 @@ from headrace.server.answers import (
     finish_reason,
     finite,
     generations,
+    prompt_logprobs_list,
     tally,
 )
 from headrace.server.door import Call, Reply
-from headrace.server.prompts import Prompt, completion_prompts
+from headrace.server.prompts import Prompt, completion_prompts, truncated
 from headrace.server.streaming import DONE, Chunks, event, merged, stream_answer
-from headrace.server.validation import NO_LOGPROBS, Limits, check_common
+from headrace.server.structured import structured_output
+from headrace.server.validation import (
+    NO_LOGPROBS,
+    Asked,
+    Limits,
+    bad_words_token_ids,
+    check_common,
+    num_prompt_logprobs,
+)
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's own."""
@@ -37,45 +48,78 @@ async def answer_completion(call: Call, reply: Reply) -> None:
     request = decoding.COMPLETION.decode(call.body)
     services = call.services
     check_common(request, services.engine.facts, services.config)
+    num_kept, num_generated = request.n or 1, _num_generated(request, services.config.max_n)
     num_logprobs = _num_logprobs(request)
+    asked = Asked(
+        # The best are chosen by their log-probabilities.
+        num_logprobs=max(num_logprobs, 0) if num_generated > num_kept else num_logprobs,
+        num_prompt_logprobs=max(num_prompt_logprobs(request), num_logprobs if request.echo else NO_LOGPROBS),
+        num_sequences=num_generated,
+        structured_output=structured_output(request),
+        bad_words_token_ids=bad_words_token_ids(request.bad_words or (), services.engine.tokenizer),
+    )
     prompts = await completion_prompts(services, request.prompt, add_special_tokens=request.add_special_tokens is not False)
+    max_model_len = services.engine.facts.max_model_len
+    prompts = [truncated(one, request, max_model_len=max_model_len, max_tokens=request.max_tokens) for one in prompts]
     identity = answer_identity(call, request, "cmpl")
     limits = Limits(
-        max_tokens=request.max_tokens,
+        max_tokens=1 if _only_echoes(request) else request.max_tokens,  # the engine generates, and the token is dropped
         default_max_tokens=DEFAULT_MAX_TOKENS,
         max_tokens_field="max_tokens",
         prompt_field="prompt",
     )
-    chunks = generations(call, request, prompts, answer_id=identity.id, limits=limits, num_logprobs=num_logprobs)
+    chunks = generations(call, request, prompts, answer_id=identity.id, limits=limits, asked=asked)
     answer = _Answer(request, prompts, identity, services.engine.tokenizer)
     if request.stream:
         await stream_answer(chunks, answer, reply)
     else:
-        await _whole(answer, chunks, reply)
+        await _whole(answer, chunks, reply, num_generated=num_generated)
+
+
+def _only_echoes(request: CompletionRequest) -> bool:
+    """As evaluation harnesses ask for the prompt's own log-probabilities. Raises InvalidRequestError in a stream."""
+    if request.max_tokens != 0 or not request.echo:
+        return False
+    if request.stream:
+        raise InvalidRequestError("max_tokens 0 with echo cannot be streamed: leave out stream", param="stream")
+    return True
+
+
+def _num_generated(request: CompletionRequest, max_n: int) -> int:
+    """How many answers the engine gives to each prompt."""
+    num_kept = request.n or 1
+    if request.best_of is None or request.best_of == num_kept:
+        return num_kept
+    if not num_kept <= request.best_of <= max_n:
+        raise InvalidRequestError(
+            f"best_of must be between n ({num_kept}) and {max_n}, not {request.best_of}", param="best_of"
+        )
+    if request.stream:
+        raise InvalidRequestError("best_of above n cannot be streamed: leave out stream", param="best_of")
+    return request.best_of
 
 
 def _num_logprobs(request: CompletionRequest) -> int:
     asked = request.logprobs
     if asked is None or asked is False:
+        if request.logprob_token_ids:
+            raise InvalidRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
         return NO_LOGPROBS
     if asked is True or not 0 <= asked <= MAX_LOGPROBS:
         raise InvalidRequestError(
             f"logprobs must be a number of alternatives between 0 and {MAX_LOGPROBS}, not {asked}", param="logprobs"
         )
-    if request.echo:
-        raise InvalidRequestError(
-            "logprobs cannot be combined with echo: log-probabilities of the prompt are not computed", param="logprobs"
-        )
     return asked
 
 
-async def _whole(answer: "_Answer", chunks: Sequence[Chunks], reply: Reply) -> None:
-    collected = [WholeAnswer() for _ in range(answer.num_choices)]
+async def _whole(answer: "_Answer", chunks: Sequence[Chunks], reply: Reply, *, num_generated: int) -> None:
+    collected = [[WholeAnswer() for _ in range(num_generated)] for _ in chunks]
     async with aclosing(merged(chunks)) as merged_chunks:
         async for place, chunk in merged_chunks:
-            answer.tally.count(place, chunk)
-            collected[answer.choice_index(place, chunk.index)].add(chunk)
-    completion = answer.completion([answer.whole_choice(i, one) for i, one in enumerate(collected)])
+            answer.count(place, chunk)
+            collected[place][chunk.index].add(chunk)
+    kept = [one for answers in collected for one in answer.kept(answers)]
+    completion = answer.completion([answer.whole_choice(i, one) for i, one in enumerate(kept)])
     completion.usage = answer.tally.usage()
     await reply.whole(msgspec.json.encode(completion))
 
@@ -96,10 +140,23 @@ class _Answer:
         self._include_usage = bool(options and options.include_usage)
         self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
         self._begun = [False] * self.num_choices
+        self._only_echoes = _only_echoes(request)
+        self._prompt_logprobs: list[list[TokenLogprob]] = [[] for _ in prompts]
         self._skip_special_tokens = request.skip_special_tokens is not False
         self._offsets = [
             _TextOffset(tokenizer, skip_special_tokens=self._skip_special_tokens) for i in range(self.num_choices)
         ]
+
+    def count(self, place: int, chunk: OutputChunk) -> None:
+        self._prompt_logprobs[place] += chunk.prompt_logprobs
+        self.tally.count(place, replace(chunk, token_ids=()) if self._only_echoes else chunk)
+
+    def kept(self, answers: Sequence[WholeAnswer]) -> list[WholeAnswer]:
+        """One prompt's answers, without those that only competed: the `n` most probable per token."""
+        if self._only_echoes:
+            answers = [WholeAnswer(finish_reason=FinishReason.LENGTH) for _ in answers]
+        num_kept = self._request.n or 1
+        return list(answers) if len(answers) == num_kept else sorted(answers, key=_mean_logprob, reverse=True)[:num_kept]
 
     def choice_index(self, place: int, index: int) -> int:
         return place * (self._request.n or 1) + index
@@ -113,18 +170,20 @@ class _Answer:
         return CompletionChoice(
             index,
             self._echo(index) + answer.text,
-            logprobs=self._logprobs(index, answer.logprobs),
+            logprobs=self._logprobs(index, answer.logprobs, echoes=bool(self._request.echo)),
             finish_reason=finish_reason(answer.finish_reason),
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if return_ids else UNSET,
             prompt_token_ids=self._prompt(index).token_ids if return_ids else UNSET,
+            prompt_logprobs=(UNSET if self._request.prompt_logprobs is None else prompt_logprobs_list(self._scores(index))),
         )
 
     def events(self, place: int, chunk: OutputChunk) -> bytes:
-        self.tally.count(place, chunk)
+        self.count(place, chunk)
         index = self.choice_index(place, chunk.index)
         return_ids = self._request.return_token_ids
-        choice = CompletionChoice(index, chunk.text, logprobs=self._logprobs(index, chunk.logprobs))
+        echoes = bool(self._request.echo) and not self._begun[index]
+        choice = CompletionChoice(index, chunk.text, logprobs=self._logprobs(index, chunk.logprobs, echoes=echoes))
         if return_ids:
             choice.token_ids = list(chunk.token_ids)
         if not self._begun[index]:
@@ -160,16 +219,27 @@ class _Answer:
             return prompt.text
         return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=self._skip_special_tokens)
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
+    def _scores(self, index: int) -> list[TokenLogprob]:
+        """Of the prompt's tokens from the second on."""
+        return self._prompt_logprobs[index // (self._request.n or 1)]
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob], *, echoes: bool) -> CompletionLogprobs | None:
+        """Of the answer's next tokens, and before them of the whole prompt's if that `echoes`."""
         if self._request.logprobs is None or self._request.logprobs is False:
             return None
         offset = self._offsets[index]
-        return CompletionLogprobs(
-            text_offset=[offset.before(token) for token in tokens],
-            token_logprobs=[finite(token.logprob) for token in tokens],
-            tokens=[_token_text(token) for token in tokens],
-            top_logprobs=[_alternatives(token) for token in tokens],
-        )
+        written = CompletionLogprobs([], [], [], [])
+        if echoes:
+            first = self._prompt(index).token_ids[0]
+            raw = self._tokenizer.token_bytes(first)
+            unscored = TokenLogprob(token_id=first, text=self._tokenizer.token_text(first), raw=raw, logprob=0.0, rank=0)
+            written = CompletionLogprobs([offset.before(unscored)], [None], [_token_text(unscored)], [None])
+            tokens = [*self._scores(index), *tokens]
+        written.text_offset += [offset.before(token) for token in tokens]
+        written.token_logprobs += [finite(token.logprob) for token in tokens]
+        written.tokens += [_token_text(token) for token in tokens]
+        written.top_logprobs += [_alternatives(token) for token in tokens]
+        return written
 
 
 class _TextOffset:
@@ -187,6 +257,10 @@ class _TextOffset:
         if not (self._skip_special_tokens and self._tokenizer.is_special(token.token_id)):
             self._num_chars += len(self._decoder.decode(token.raw))
         return offset
+
+
+def _mean_logprob(answer: WholeAnswer) -> float:
+    return sum(finite(token.logprob) for token in answer.logprobs) / max(len(answer.logprobs), 1)
 
 
 def _alternatives(token: TokenLogprob) -> dict[str, float]:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from headrace.base.errors import ConfigurationError
 from headrace.base.units import MIB
+from headrace.server.reasoning import formats as reasoning_formats
+from headrace.server.tools import formats as tool_formats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,10 @@ class ServerConfig:
     """Most prompts of one completion request: each becomes a request of its own to the engine."""
     max_stops: int = 64
     """Most stop strings: each is looked for in every piece of the answer."""
+    tool_call_parser: str | None = None
+    """How the model writes calls of tools; None: as its chat template shows."""
+    reasoning_parser: str | None = None
+    """How the model marks its reasoning; None: as its chat template shows; `none`: it is not told apart."""
     access_log: bool = True
     """Write a line for every request except health checks and scrapes."""
 
@@ -30,5 +36,9 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_n", "max_prompts", "max_stops"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.tool_call_parser is not None:
+            tool_formats.format_named(self.tool_call_parser)
+        if self.reasoning_parser is not None:
+            reasoning_formats.format_named(self.reasoning_parser)
         if self.api_key is not None and not self.api_key:
             raise ConfigurationError("api_key is empty: leave it out to let everybody in, or give a key")

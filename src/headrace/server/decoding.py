@@ -17,9 +17,13 @@ from headrace.protocol.openai import (
     ChatMessage,
     CompletionRequest,
     DetokenizeRequest,
+    FunctionCall,
+    FunctionDefinition,
     StreamOptions,
     TextPart,
     TokenizeRequest,
+    ToolCall,
+    ToolDefinition,
 )
 from headrace.server import refusals
 from headrace.server.errors import shortened, suggestion
@@ -31,7 +35,8 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: -
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?: - at `(?P<path>\$.*)`)?$")
 _PLACE = re.compile(r"(?P<problem>.*) - at (?P<key>`key` in )?`(?P<path>\$.*)`$", re.DOTALL)
 _KEPT_ENDS = 400
-_NESTED_FIELDS = (*ChatMessage.__struct_fields__, *TextPart.__struct_fields__, *StreamOptions.__struct_fields__)
+_NESTED_TYPES = (ChatMessage, TextPart, StreamOptions, ToolCall, FunctionCall, ToolDefinition, FunctionDefinition)
+_NESTED_FIELDS = tuple(dict.fromkeys(name for kind in _NESTED_TYPES for name in kind.__struct_fields__))
 
 
 class ClientGone(Exception):
@@ -168,7 +173,19 @@ def _strip_message(message: Any, path: str) -> Any:
                 param=f"{path}.content[{i}].type",
                 code="unsupported_parameter",
             )
-    return _strip(message, refusals.MESSAGE, path=f"{path}.")
+    kept = _strip(message, refusals.MESSAGE, path=f"{path}.")
+    if isinstance(calls := kept.get("tool_calls"), list):
+        kept["tool_calls"] = [_strip_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    return kept
+
+
+def _strip_call(call: Any, path: str) -> Any:
+    if not isinstance(call, dict):
+        return call
+    kept = _strip(call, refusals.TOOL_CALL, path=f"{path}.")
+    if isinstance(function := kept.get("function"), dict):
+        kept["function"] = _strip(function, refusals.CALLED_FUNCTION, path=f"{path}.function.")
+    return kept
 
 
 def _condensed(text: str) -> str:

@@ -40,7 +40,8 @@ OPERATIONS = (
         tag="Generate",
         summary="Continue a conversation",
         description="The conversation is rendered by the model's chat template and continued. With `stream`, the answer "
-        "comes as server-sent events: first the role, then text as it is generated, then why it ended, then `[DONE]`. "
+        "comes as server-sent events: first the role, then text, reasoning and calls of tools as they are generated, "
+        "then why it ended, then `[DONE]`. "
         "Parameters that are not listed are refused by name, unless their value asks for nothing (null, an empty list).",
         request=wire.ChatCompletionRequest,
         response=wire.ChatCompletion,

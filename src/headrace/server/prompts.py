@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from headrace.base.errors import InvalidRequestError
-from headrace.protocol.openai import ChatCompletionRequest, ChatMessage, TextPart, TokenizeRequest
+from headrace.protocol.openai import ChatCompletionRequest, ChatMessage, GenerationFields, TokenizeRequest, ToolCall
+from headrace.server.errors import shortened
 from headrace.server.services import ChatRenderer, Services
 
 _TEMPLATE_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -23,8 +26,13 @@ class Prompt:
     text: str | None
 
 
-async def chat_prompt(services: Services, request: ChatCompletionRequest | TokenizeRequest) -> Prompt:
-    """The conversation as the model's template writes it. Raises InvalidRequestError where it cannot be written."""
+async def chat_prompt(
+    services: Services,
+    request: ChatCompletionRequest | TokenizeRequest,
+    template: ChatRenderer,
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> Prompt:
+    """The conversation as the template writes it. Raises InvalidRequestError where it cannot be written."""
     assert request.messages is not None, "the caller has looked"
     messages = [_template_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     if not messages:
@@ -37,19 +45,20 @@ async def chat_prompt(services: Services, request: ChatCompletionRequest | Token
         )
     variables = request.chat_template_kwargs or {}
     _check_variables(variables)
-    template = _template(services, request.chat_template)
     special_tokens = bool(request.add_special_tokens)
 
     def work() -> Prompt:
         text = template.render(
             messages,
+            tools=tools,
             add_generation_prompt=not continue_final if generation_prompt is None else generation_prompt,
             continue_final_message=continue_final,
             **variables,
         )
         return Prompt(services.engine.tokenizer.encode(text, add_special_tokens=special_tokens), text)
 
-    return await services.text_pool.run(sum(_num_chars(message.content) for message in request.messages), work)
+    num_chars = sum(_num_chars(message) for message in request.messages)
+    return await services.text_pool.run(num_chars + len(msgspec.json.encode(tools or ())), work)
 
 
 async def completion_prompts(
@@ -79,6 +88,23 @@ async def completion_prompts(
     return prompts
 
 
+def truncated(prompt: Prompt, request: GenerationFields, *, max_model_len: int, max_tokens: int | None) -> Prompt:
+    """The prompt cut to what the request allows it; `max_tokens`: of the answer that must fit beside it."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most == -1:
+        most = max(max_model_len - max(max_tokens or 1, 1), 1)
+    if most < 1:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be at least 1, or -1, not {most}", param="truncate_prompt_tokens"
+        )
+    if len(prompt.token_ids) <= most:
+        return prompt
+    kept = prompt.token_ids[:most] if request.truncation_side == "right" else prompt.token_ids[-most:]
+    return Prompt(kept, None)
+
+
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, path: str) -> None:
     """Raises InvalidRequestError where an id is none of the model's."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
@@ -101,7 +127,8 @@ def _prompt_list(prompt: str | Sequence[str | int | list[int]]) -> list[str | li
     return [token_ids] if token_ids else others
 
 
-def _template(services: Services, source: str | None) -> ChatRenderer:
+def chat_template(services: Services, source: str | None) -> ChatRenderer:
+    """The model's own template, or the request's, where clients are trusted with that."""
     if source is not None:
         if services.compile_chat_template is None:
             raise InvalidRequestError(
@@ -118,8 +145,10 @@ def _template(services: Services, source: str | None) -> ChatRenderer:
     return services.chat_template
 
 
-def _num_chars(content: str | list[TextPart]) -> int:
-    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+def _num_chars(message: ChatMessage) -> int:
+    content, calls = message.content or "", message.tool_calls or ()
+    said = len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+    return said + sum(len(call.function.arguments) for call in calls)
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
@@ -135,11 +164,14 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
 
 def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
     """A message as templates know it."""
-    content: str | list[dict[str, str]]
-    if isinstance(message.content, str):
+    content: str | list[dict[str, str]] | None
+    if message.content is None or isinstance(message.content, str):
         content = message.content
     else:  # as parts: the template may have its own way with them, and gets them joined where it has none
         content = [{"type": "text", "text": part.text} for part in message.content]
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if content is None and not message.tool_calls and reasoning is None:
+        raise InvalidRequestError(f"{path}.content is required", param=f"{path}.content", code="missing_required_parameter")
     role = "system" if message.role == "developer" else message.role
     rendered: dict[str, Any] = {"role": role, "content": content}
     if message.name is not None:
@@ -148,9 +180,29 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
         if message.role != "tool":
             raise InvalidRequestError(f"{path}.tool_call_id belongs to role 'tool'", param=f"{path}.tool_call_id")
         rendered["tool_call_id"] = message.tool_call_id
-    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise InvalidRequestError(f"{path}.tool_calls belong to role 'assistant'", param=f"{path}.tool_calls")
+        rendered["tool_calls"] = [
+            _template_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
     if reasoning is not None:
         if message.role != "assistant":
             raise InvalidRequestError(f"{path}.reasoning belongs to role 'assistant'", param=f"{path}.reasoning")
         rendered["reasoning"] = rendered["reasoning_content"] = reasoning
     return rendered
+
+
+def _template_call(call: ToolCall, path: str) -> dict[str, Any]:
+    """A call as templates know it: arguments are an object, not its text. No text at all is no arguments."""
+    text = call.function.arguments
+    try:
+        arguments = msgspec.json.decode(text.encode()) if text.strip() else {}
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError(
+            f"{path}.function.arguments is not the text of a JSON object: {shortened(text)!r}",
+            param=f"{path}.function.arguments",
+        )
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}

@@ -34,12 +34,16 @@ def _equals_n(value: Any, body: Body) -> bool:
     return value is None or (type(value) is int and value == (body.get("n") or 1))
 
 
-_TOOLS = "tool calling is not supported"
+def _anything(value: Any, body: Body) -> bool:
+    return True
+
+
+_TOOLS = "give tools and tool_choice instead"
 _MULTIMODAL = "the model reads and writes text only"
-_STRUCTURED = "constrained decoding is not supported"
+_GUIDED = "it is called structured_outputs now: {}"
 _TRANSFER = "this engine does not exchange its cache with others"
 _BEAM = "beam search is not supported"
-_REASONING = "reasoning is not separated from the answer"
+_REASONING = "how long the model reasons is not limited"
 
 _COMMON: dict[str, Refusal] = {
     # OpenAI
@@ -52,23 +56,14 @@ _COMMON: dict[str, Refusal] = {
     "use_beam_search": _refuse(_BEAM, False),
     "length_penalty": _refuse(f"it belongs to beam search, and {_BEAM}", 1, 1.0),
     "early_stopping": _refuse(f"it belongs to beam search, and {_BEAM}", False),
-    "prompt_logprobs": _refuse("log-probabilities of the prompt are not computed"),
-    "logprob_token_ids": _refuse("log-probabilities are reported for the most probable tokens only", []),
-    "allowed_token_ids": _refuse(f"{_STRUCTURED}; logit_bias can favour tokens"),
-    "bad_words": _refuse("words cannot be forbidden; logit_bias can forbid tokens", []),
-    "structured_outputs": _refuse(_STRUCTURED),
-    "guided_json": _refuse(_STRUCTURED),
-    "guided_regex": _refuse(_STRUCTURED),
-    "guided_choice": _refuse(_STRUCTURED),
-    "guided_grammar": _refuse(_STRUCTURED),
-    "response_format": _refuse(_STRUCTURED, {"type": "text"}),
+    "guided_json": _refuse(_GUIDED.format('{"json": …}')),
+    "guided_regex": _refuse(_GUIDED.format('{"regex": …}')),
+    "guided_choice": _refuse(_GUIDED.format('{"choice": …}')),
+    "guided_grammar": _refuse(_GUIDED.format('{"grammar": …}')),
     "spaces_between_special_tokens": _refuse("spaces between special tokens are kept as the tokenizer has them", True),
-    "truncate_prompt_tokens": _refuse("prompts are never cut short"),
-    "truncation_side": _refuse("prompts are never cut short"),
     "return_tokens_as_token_ids": _refuse("ask for return_token_ids instead", False),
     "return_token_offsets": _refuse("token offsets are not reported", False),
     "return_prompt_text": _refuse("the rendered prompt is not reported", False),
-    "repetition_detection": _refuse("repetition is not watched for; repetition_penalty discourages it"),
     "watermarking": _refuse("answers are not watermarked", False),
     "stream_interval": _refuse("every token is streamed as it comes", 1),
     "kv_transfer_params": _refuse(_TRANSFER),
@@ -78,9 +73,6 @@ _COMMON: dict[str, Refusal] = {
 }
 
 CHAT: dict[str, Refusal] = _COMMON | {
-    "tools": _refuse(_TOOLS, []),
-    "tool_choice": _refuse(_TOOLS, "none", "auto"),
-    "parallel_tool_calls": _refuse(_TOOLS, True, False),
     "functions": _refuse(_TOOLS, []),
     "function_call": _refuse(_TOOLS, "none", "auto"),
     "web_search_options": _refuse("the web is not searched"),
@@ -92,7 +84,6 @@ CHAT: dict[str, Refusal] = _COMMON | {
     "verbosity": _refuse("models here know no verbosity", "medium"),
     "reasoning_effort": _refuse("a chat template may take it through chat_template_kwargs"),
     "thinking_token_budget": _refuse(_REASONING),
-    "include_reasoning": _refuse(_REASONING, True),
     "documents": _refuse("a chat template may take them through chat_template_kwargs", []),
     "echo": _refuse("the conversation is not repeated in the answer", False),
     "best_of": Refusal("answers are not generated to be thrown away", _equals_n),
@@ -100,12 +91,10 @@ CHAT: dict[str, Refusal] = _COMMON | {
 
 COMPLETION: dict[str, Refusal] = _COMMON | {
     "suffix": _refuse("filling in the middle is not supported", ""),
-    "best_of": CHAT["best_of"],
     "prompt_embeds": _refuse("prompts are text or token ids"),
 }
 
 TOKENIZE: dict[str, Refusal] = {
-    "tools": CHAT["tools"],
     "mm_processor_kwargs": CHAT["mm_processor_kwargs"],
     "media_io_kwargs": CHAT["media_io_kwargs"],
 }
@@ -113,13 +102,17 @@ TOKENIZE: dict[str, Refusal] = {
 DETOKENIZE: dict[str, Refusal] = {}
 
 MESSAGE: dict[str, Refusal] = {
-    "tool_calls": _refuse(_TOOLS, []),
-    "function_call": _refuse(_TOOLS),
+    "function_call": _refuse("give tool_calls instead"),
     "refusal": _refuse("models here do not refuse in a channel of its own; put the text into content"),
     "annotations": _refuse("annotations are not rendered", []),
+    "parsed": Refusal("", _anything),
     "audio": _refuse(_MULTIMODAL),
 }
 """In messages. The official clients send an earlier answer back with all its empty fields."""
+
+TOOL_CALL: dict[str, Refusal] = {"index": Refusal("", _anything)}
+CALLED_FUNCTION: dict[str, Refusal] = {"parsed_arguments": Refusal("", _anything)}
+"""In calls: the official clients' own notes on an earlier answer, which they send back."""
 
 STREAM_OPTIONS: dict[str, Refusal] = {"include_obfuscation": _refuse("streams are not padded", False)}
 

@@ -25,6 +25,11 @@ _INLINE_CHARS = 2_000
 class ChatRenderer(Protocol):
     """Turns a conversation into a prompt's text. `engine/host/chat_template.py` has the real one."""
 
+    @property
+    def source(self) -> str | None:
+        """The template itself, which shows how the model writes calls and reasoning."""
+        ...
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from headrace.base.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from headrace.base.ids import RequestId
-from headrace.engine.host.generation import EngineFacts, GenerationRequest
-from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.host.generation import EngineFacts, GenerationRequest, Tokenizer
+from headrace.engine.mind.sampling_params import MAX_LOGPROBS, RepetitionDetection, SamplingParams
+from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.protocol.openai import GenerationFields
 from headrace.server.config import ServerConfig
 from headrace.server.errors import shortened, suggestion
@@ -21,6 +22,8 @@ from headrace.server.errors import shortened, suggestion
 V = TypeVar("V")
 
 _MAX_CACHE_SALT = 1024
+_MAX_BAD_WORDS = 1000
+_MAX_LOGPROB_TOKEN_IDS = 128
 _MAX_PRIORITY = 2**31 - 1
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -38,6 +41,20 @@ class Limits:
     max_tokens_field: str
     prompt_field: str
     """`prompt` or `messages`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the two kinds of completion say each in its own way."""
+
+    num_logprobs: int
+    num_prompt_logprobs: int = NO_LOGPROBS
+    num_sequences: int = 0
+    """Where it is not `n`."""
+    structured_output: StructuredOutput | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    shown_special_token_ids: frozenset[int] = frozenset()
+    """Special tokens that a reader of the answer looks for."""
 
 
 def check_model(name: str | None, facts: EngineFacts) -> None:
@@ -66,6 +83,12 @@ def check_common(request: GenerationFields, facts: EngineFacts, config: ServerCo
         )
     if abs(request.priority or 0) > _MAX_PRIORITY:
         raise InvalidRequestError(f"priority must be within ±{_MAX_PRIORITY}, not {request.priority}", param="priority")
+    if request.allowed_token_ids == []:
+        raise InvalidRequestError("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
+    if request.logprob_token_ids and len(request.logprob_token_ids) > _MAX_LOGPROB_TOKEN_IDS:
+        raise InvalidRequestError(
+            f"logprob_token_ids may hold at most {_MAX_LOGPROB_TOKEN_IDS} tokens", param="logprob_token_ids"
+        )
     if request.request_id is not None and not valid_request_id(request.request_id):
         raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters without spaces", param="request_id")
 
@@ -91,25 +114,27 @@ def generation_request(
     request_id: RequestId,
     prompt_token_ids: Sequence[int],
     limits: Limits,
-    num_logprobs: int,
     seed: int,
     facts: EngineFacts,
     config: ServerConfig,
+    asked: Asked,
 ) -> GenerationRequest:
     """One prompt's request to the engine."""
     max_tokens = _max_tokens(len(prompt_token_ids), limits, facts)
-    sampling = _sampling_params(request, max_tokens=max_tokens, num_logprobs=num_logprobs, seed=seed, facts=facts)
+    sampling = _sampling_params(request, max_tokens=max_tokens, asked=asked, seed=seed, facts=facts)
     sampling.check_vocabulary(facts.vocab_size)
     return GenerationRequest(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
         sampling=sampling,
-        num_sequences=_or(request.n, 1),
+        num_sequences=asked.num_sequences or _or(request.n, 1),
         priority=_or(request.priority, 0),
         cache_salt=_or(request.cache_salt, ""),
         stop=stop_strings(request, config),
         include_stop_str_in_output=_or(request.include_stop_str_in_output, False),
         skip_special_tokens=_or(request.skip_special_tokens, True),
+        shown_special_token_ids=asked.shown_special_token_ids,
+        structured_output=asked.structured_output,
     )
 
 
@@ -147,7 +172,7 @@ def _max_tokens(num_prompt_tokens: int, limits: Limits, facts: EngineFacts) -> i
 
 
 def _sampling_params(
-    request: GenerationFields, *, max_tokens: int, num_logprobs: int, seed: int, facts: EngineFacts
+    request: GenerationFields, *, max_tokens: int, asked: Asked, seed: int, facts: EngineFacts
 ) -> SamplingParams:
     """Absent parameters take the model's own default, then the API's."""
     model = facts.default_sampling
@@ -163,9 +188,53 @@ def _sampling_params(
         presence_penalty=_or(request.presence_penalty, 0.0),
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         logit_bias=_or(request.logit_bias, {}),
-        logprobs=num_logprobs,
+        logprobs=asked.num_logprobs,
         stop_token_ids=tuple(_or(request.stop_token_ids, [])),
         ignore_eos=_or(request.ignore_eos, False),
+        allowed_token_ids=tuple(_or(request.allowed_token_ids, [])),
+        bad_words_token_ids=asked.bad_words_token_ids,
+        logprob_token_ids=tuple(_or(request.logprob_token_ids, [])),
+        prompt_logprobs=asked.num_prompt_logprobs,
+        repetition_detection=_repetition_detection(request),
+    )
+
+
+def num_prompt_logprobs(request: GenerationFields) -> int:
+    """Raises InvalidRequestError where the answer has no place for them."""
+    asked = request.prompt_logprobs
+    if asked is None:
+        return NO_LOGPROBS
+    if not 0 <= asked <= MAX_LOGPROBS:
+        raise InvalidRequestError(
+            f"prompt_logprobs must be a number of alternatives between 0 and {MAX_LOGPROBS}, not {asked}",
+            param="prompt_logprobs",
+        )
+    if request.stream:
+        raise InvalidRequestError("prompt_logprobs cannot be streamed: leave out stream", param="prompt_logprobs")
+    return asked
+
+
+def bad_words_token_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """How the tokenizer spells each word where a text begins with it, and after a space."""
+    if len(words) > _MAX_BAD_WORDS:
+        raise InvalidRequestError(f"bad_words holds {len(words)} words; at most {_MAX_BAD_WORDS} may be", param="bad_words")
+    spelt: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word.strip():
+            raise InvalidRequestError("bad_words holds an empty word", param="bad_words")
+        for text in (word, f" {word.lstrip()}"):
+            spelt[tuple(tokenizer.encode(text, add_special_tokens=False, parse_special=False))] = None
+    return tuple(spelt)
+
+
+def _repetition_detection(request: GenerationFields) -> RepetitionDetection | None:
+    asked = request.repetition_detection
+    if asked is None:
+        return None
+    return RepetitionDetection(
+        max_pattern_size=asked.max_pattern_size,
+        min_pattern_size=_or(asked.min_pattern_size, 1),
+        min_count=_or(asked.min_count, 2),
     )
 
 

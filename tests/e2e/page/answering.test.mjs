@@ -72,6 +72,25 @@ test("an answer is put together, timed and counted", async () => {
   });
 });
 
+test("the model's thinking is no text, and its tokens count", async () => {
+  const thought = { choices: [{ index: 0, delta: { reasoning: "Hm." }, finish_reason: null }], usage: null };
+  pretendServer([thought, thought, delta("water"), finish("stop"), "[DONE]"]);
+  let ms = 0;
+  let text = "";
+  let numHeard = 0;
+  const outcome = await runAnswer(
+    { model: "m", messages: [] },
+    new AbortController().signal,
+    (piece) => (text += piece),
+    () => (ms += 100),
+    () => numHeard++,
+  );
+  assert.equal(text, "water");
+  assert.equal(numHeard, 2);
+  assert.equal(outcome.figures.ttftMs, 100);
+  assert.equal(outcome.figures.numTokens, 3);
+});
+
 test("an answer that comes in one burst has no rate", () => {
   assert.equal(figuresOf({ sentAt: 0, firstAt: 50, lastAt: 50.2, numPieces: 5, usage: null }).tokensPerS, null);
 });

@@ -257,3 +257,35 @@ def test_a_tokenizers_template_knows_its_first_and_last_token() -> None:
             return "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
 
     assert ChatTemplate.of(Tokenizer()).render(HELLO) == "<|bos|>Hello<|eos|>"
+
+
+# Calls of tools
+
+
+def called(**fields: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": {"x": "é"}}
+    return {"role": "assistant", "tool_calls": [{"id": "abcdefgh1", "type": "function", "function": function}]} | fields
+
+
+CALLING = "{% for m in messages %}{% if m.tool_calls %}%s{% else %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("writes", "text"),
+    [("{{ m.tool_calls[0].function.arguments | tojson }}", '{"x": "é"}'),
+     ("{{ '<' + m.tool_calls[0].function.arguments + '>' }}", '<{"x": "é"}>'),
+     ("{{ m.content is none }}{{ m.tool_calls[0].function.arguments.x }}", "Trueé"),
+     ("{{ m.content + m.tool_calls[0].function.arguments.x }}", "é"),
+     ("{{ 'content' in m }}{{ m.content }}{{ m.tool_calls[0].function.arguments.x }}", "Trueé")],
+)  # fmt: skip
+def test_calls_have_the_form_that_the_template_wants(writes: str, text: str) -> None:
+    template = ChatTemplate(CALLING.replace("%s", writes), {})
+    assert template.render([{"role": "user", "content": ""}, called()], add_generation_prompt=False) == text
+
+
+def test_what_is_said_beside_a_call_stays_and_the_message_is_not_changed() -> None:
+    message = called(content="Well: ")
+    before = repr(message)
+    template = ChatTemplate(CALLING.replace("%s", "{{ m.content ~ '' + m.tool_calls[0].function.arguments }}"), {})
+    assert template.render([{"role": "user", "content": ""}, message], add_generation_prompt=False) == 'Well: {"x": "é"}'
+    assert repr(message) == before

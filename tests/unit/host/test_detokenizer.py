@@ -80,6 +80,11 @@ def test_special_tokens_are_left_out_unless_wanted() -> None:
     assert pieces_of(shown, tokens) == ["<|bos|>", "a", "<|im_end|>", ""]
 
 
+def test_special_tokens_that_are_looked_for_stay_and_others_go() -> None:
+    words = ["a", "<|call|>", "b", "<|other|>", "c"]
+    assert "".join(over_words(*words, shown_special_token_ids=frozenset({1}))) == "a<|call|>bc"
+
+
 def test_a_skipped_token_between_two_halves_does_not_part_them() -> None:
     assert pieces_of(IncrementalDetokenizer(ByteTokenizer()), [0xC3, EOS, 0xA9]) == ["", "", "é", ""]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.server.asgi import call, chat, complete, error_of, make_app
+from tests.unit.server.asgi import chat, complete, error_of, make_app
 
 from headrace.server import refusals
 
@@ -16,23 +16,14 @@ REFUSED: dict[str, Any] = {
     "use_beam_search": True,
     "length_penalty": 1.2,
     "early_stopping": True,
-    "prompt_logprobs": 0,
-    "logprob_token_ids": [5],
-    "allowed_token_ids": [],
-    "bad_words": ["no"],
-    "structured_outputs": {"json": {}},
     "guided_json": {},
     "guided_regex": "a+",
     "guided_choice": ["a"],
     "guided_grammar": "root ::= 'a'",
-    "response_format": {"type": "json_object"},
     "spaces_between_special_tokens": False,
-    "truncate_prompt_tokens": 10,
-    "truncation_side": "left",
     "return_tokens_as_token_ids": True,
     "return_token_offsets": True,
     "return_prompt_text": True,
-    "repetition_detection": {"min_count": 2},
     "watermarking": True,
     "stream_interval": 4,
     "kv_transfer_params": {"do_remote_decode": True},
@@ -41,9 +32,6 @@ REFUSED: dict[str, Any] = {
     "vllm_xargs": {"a": 1},
 }
 REFUSED_IN_CHAT: dict[str, Any] = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
-    "parallel_tool_calls": "yes",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "web_search_options": {},
@@ -55,12 +43,11 @@ REFUSED_IN_CHAT: dict[str, Any] = {
     "verbosity": "low",
     "reasoning_effort": "high",
     "thinking_token_budget": 10,
-    "include_reasoning": False,
     "documents": [{"text": "x"}],
     "echo": True,
     "best_of": 2,
 }
-REFUSED_IN_COMPLETIONS: dict[str, Any] = {"suffix": "the end", "best_of": 2, "prompt_embeds": "AAAA"}
+REFUSED_IN_COMPLETIONS: dict[str, Any] = {"suffix": "the end", "prompt_embeds": "AAAA"}
 
 HARMLESS: dict[str, list[Any]] = {
     "store": [False],
@@ -69,9 +56,6 @@ HARMLESS: dict[str, list[Any]] = {
     "use_beam_search": [False],
     "length_penalty": [1, 1.0],
     "early_stopping": [False],
-    "logprob_token_ids": [[]],
-    "bad_words": [[]],
-    "response_format": [{"type": "text"}],
     "spaces_between_special_tokens": [True],
     "return_tokens_as_token_ids": [False],
     "return_token_offsets": [False],
@@ -81,21 +65,17 @@ HARMLESS: dict[str, list[Any]] = {
     "vllm_xargs": [{}],
 }
 HARMLESS_IN_CHAT: dict[str, list[Any]] = {
-    "tools": [[]],
-    "tool_choice": ["none", "auto"],
-    "parallel_tool_calls": [True, False],
     "functions": [[]],
     "function_call": ["none", "auto"],
     "modalities": [["text"], []],
     "media_io_kwargs": [{}],
     "mm_processor_kwargs": [{}],
     "verbosity": ["medium"],
-    "include_reasoning": [True],
     "documents": [[]],
     "echo": [False],
     "best_of": [1],
 }
-HARMLESS_IN_COMPLETIONS: dict[str, list[Any]] = {"suffix": [""], "best_of": [1]}
+HARMLESS_IN_COMPLETIONS: dict[str, list[Any]] = {"suffix": [""]}
 
 APP = make_app()
 
@@ -137,10 +117,10 @@ def test_a_number_does_not_pass_for_a_harmless_boolean() -> None:
     assert error_of(chat(APP, store=0), 400)["param"] == "store"
 
 
-def test_best_of_is_harmless_exactly_where_it_equals_n() -> None:
-    assert complete(APP, n=3, best_of=3).status_code == 200
-    assert error_of(complete(APP, n=3, best_of=2), 400)["param"] == "best_of"
-    assert error_of(complete(APP, best_of=True), 400)["param"] == "best_of"
+def test_best_of_is_harmless_in_chat_exactly_where_it_equals_n() -> None:
+    assert chat(APP, n=3, best_of=3).status_code == 200
+    assert error_of(chat(APP, n=3, best_of=2), 400)["param"] == "best_of"
+    assert error_of(chat(APP, best_of=True), 400)["param"] == "best_of"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +150,7 @@ def test_chat_only_parameters_are_unknown_to_completions() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tool_calls", [{"id": "1"}]), ("function_call", {}), ("refusal", "no"), ("annotations", [{}]), ("audio", {})],
+    [("function_call", {}), ("refusal", "no"), ("annotations", [{}]), ("audio", {})],
 )
 def test_what_a_message_may_not_hold_is_refused_by_its_path(field: str, value: Any) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", field: value}]
@@ -198,8 +178,3 @@ def test_stream_options_refuse_what_they_do_not_know() -> None:
     assert chat(APP, stream=True, stream_options={"include_obfuscation": False}).status_code == 200
     error = error_of(chat(APP, stream=True, stream_options={"include_obfuscation": True}), 400)
     assert error["param"] == "stream_options.include_obfuscation"
-
-
-def test_tokenize_refuses_tools() -> None:
-    body = {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}
-    assert error_of(call(APP, "POST", "/tokenize", body), 400)["param"] == "tools"

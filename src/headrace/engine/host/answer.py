@@ -17,12 +17,15 @@ class Answer:
         self.is_over = False
         """Its last chunk has been made."""
         self._request = request
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        """Known, and not told yet: they go out with the first tokens."""
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             stop=request.stop,
             include_stop_str_in_output=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
+            shown_special_token_ids=request.shown_special_token_ids,
             min_tokens=request.sampling.min_tokens,
         )
 
@@ -37,6 +40,7 @@ class Answer:
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
         for update in updates:
+            self._prompt_logprobs += update.prompt_logprobs
             if not self.has_met_stop_string:
                 self._take_tokens(update, texts, token_ids, logprobs)
         last = updates[-1]
@@ -53,11 +57,13 @@ class Answer:
                 reason, stop_reason = FinishReason.STOP, stopped_by
             else:
                 stop_reason = self._stop_reason(last.stop_token_id)
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
         return OutputChunk(
             index=self.index,
             text="".join(texts),
             token_ids=tuple(token_ids),
             logprobs=tuple(token_logprob(self._tokenizer, entry) for entry in logprobs),
+            prompt_logprobs=tuple(token_logprob(self._tokenizer, entry) for entry in prompt_logprobs),
             finish_reason=reason,
             stop_reason=stop_reason,
             num_cached_tokens=last.num_cached_tokens,

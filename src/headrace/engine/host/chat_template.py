@@ -6,6 +6,7 @@ template comes with a checkpoint and is not trusted: it runs sandboxed, on plain
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -56,6 +57,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._now_unix_s = now_unix_s
         self._template = None if source is None else _compile(source, lambda: datetime.fromtimestamp(self._now_unix_s()))
+        self._call_style: _CallStyle | None = None
+        """Found out when the first call is rendered: most conversations hold none."""
         self._takes_text, self._takes_parts = (True, False) if self._template is None else self._probe()
 
     @classmethod
@@ -141,6 +144,10 @@ class ChatTemplate:
             texts = [_part_text(part) for part in content]
             parts = [{"type": "text", "text": text} for text in texts]
             prepared["content"] = parts if self._takes_parts else "\n".join(texts)
+        if prepared.get("tool_calls"):
+            if self._call_style is None:
+                self._call_style = self._probe_calls()
+            return self._call_style.applied_to(prepared)
         return prepared
 
     def _probe(self) -> tuple[bool, bool]:
@@ -153,11 +160,53 @@ class ChatTemplate:
         takes_parts = as_parts is not None and word in as_parts and (as_parts == as_text or not takes_text)
         return takes_text or not takes_parts, takes_parts
 
+    def _probe_calls(self) -> "_CallStyle":
+        """In which form the template writes a call with its arguments: seen by rendering one in each."""
+        call_id, argument = "probe0000", "probe7f3a"  # some templates take no ids but those of nine letters
+        call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {"x": argument}}}
+        turns: list[dict[str, Any]] = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+        for style in _CALL_STYLES:
+            for answers in ([{"role": "tool", "tool_call_id": call_id, "content": "done"}], []):
+                text = self._try([turns[0], style.applied_to(turns[1]), *answers])
+                if text is not None and argument in text and "None" not in text:
+                    return style
+        return _CALL_STYLES[0]
+
     def _try(self, messages: Sequence[Message]) -> str | None:
         try:
             return self._run(messages, {"add_generation_prompt": True})
         except InvalidRequestError:
             return None
+
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _CallStyle:
+    """How a template wants a message that calls tools."""
+
+    arguments_as_text: bool
+    no_content: Any
+    """What stands for content where there is none."""
+
+    def applied_to(self, message: dict[str, Any]) -> dict[str, Any]:
+        styled = {**message, "tool_calls": [self._styled(call) for call in message["tool_calls"]]}
+        if "content" not in styled and self.no_content is not _ABSENT:
+            styled["content"] = self.no_content
+        return styled
+
+    def _styled(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call.get("function")
+        if not self.arguments_as_text or function is None or isinstance(function.get("arguments"), str):
+            return call
+        return {**call, "function": {**function, "arguments": _tojson(function.get("arguments"))}}
+
+
+_CALL_STYLES = tuple(
+    _CallStyle(arguments_as_text, no_content) for arguments_as_text in (False, True) for no_content in (None, "", _ABSENT)
+)
+"""In the order of preference: arguments as an object, and null for content, are what templates are mostly written for."""
 
 
 def _part_text(part: Any) -> str:

@@ -424,6 +424,7 @@ def _for_engine(request: GenerationRequest, end_token_ids: tuple[int, ...]) -> R
         num_sequences=request.num_sequences,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        structured_output=request.structured_output,
     )
 
 

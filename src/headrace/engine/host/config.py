@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from headrace.base.errors import ConfigurationError
+from headrace.engine.grammar.registry import DEFAULT_BACKEND, check_backend
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 
 AUTO_MAX_MODEL_LEN = -1
@@ -64,6 +65,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_fraction: float = 0.0
     """Share of the memory still available once the weights are loaded, for the KV cache; 0 takes 0.4 of the machine's
     memory, which others use too, and 0.9 of a GPU's."""
+    structured_output_backend: str = DEFAULT_BACKEND
+    """The library that enforces forms of answers: `llguidance`, or `xgrammar` where it is installed."""
     record_steps: str = ""
     """A file to record every event and plan in, for replay; empty records nothing."""
 
@@ -76,6 +79,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"kv_cache_memory must not be negative (got {self.kv_cache_bytes})")
         if not 0 <= self.memory_fraction <= 1:
             raise ConfigurationError(f"memory_fraction must be in (0, 1], not {self.memory_fraction:g}")
+        check_backend(self.structured_output_backend)
         # Numbers that contradict each other are told before a model is loaded, not after.
         self.scheduler_config(num_blocks=1, max_model_len=1, is_on_cpu=self.device != "cuda")
 

@@ -6,7 +6,7 @@ go through an incremental UTF-8 decoder, and nothing is ever decoded again.
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -45,17 +45,19 @@ class IncrementalDetokenizer:
         stop: Sequence[str] | StopStrings = (),
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
+        shown_special_token_ids: Set[int] = frozenset(),
         min_tokens: int = 0,
         at_text_start: bool = False,
     ) -> None:
         """`at_text_start`: nothing comes before this text, so that it is decoded as `Tokenizer.decode` does. By default
-        it continues a prompt, and a SentencePiece token's leading space is a space. Raises InvalidRequestError where
-        `stop` contains an empty string.
+        it continues a prompt, and a SentencePiece token's leading space is a space. `shown_special_token_ids` are not
+        skipped. Raises InvalidRequestError where `stop` contains an empty string.
         """
         self._tokenizer = tokenizer
         self._token_bytes = tokenizer.token_bytes
         self._is_special = tokenizer.is_special
         self._skip_special_tokens = skip_special_tokens
+        self._shown_special_token_ids = shown_special_token_ids
         self._to_text = _new_utf8_decoder("replace").decode
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -107,7 +109,7 @@ class IncrementalDetokenizer:
 
     def _decode(self, token_id: int) -> str:
         """The whole characters that this token completes."""
-        if self._skip_special_tokens and self._is_special(token_id):
+        if self._skip_special_tokens and self._is_special(token_id) and token_id not in self._shown_special_token_ids:
             return ""
         text = self._to_text(self._token_bytes(token_id))
         if self._opening_token_ids is not None:

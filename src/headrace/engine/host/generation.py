@@ -9,6 +9,7 @@ from typing import Protocol
 
 from headrace.base.ids import RequestId
 from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.engine.mind.update import FinishReason, SequenceTimes
 
 
@@ -27,6 +28,10 @@ class GenerationRequest:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     """Leave control tokens out of the text."""
+    shown_special_token_ids: frozenset[int] = frozenset()
+    """These stay in the text all the same: a reader of the text looks for them."""
+    structured_output: StructuredOutput | None = None
+    """The form of every answer; None: free text. Refused with its `field` named where it cannot be enforced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,8 @@ class OutputChunk:
     """May be empty while a character or a possible stop string is incomplete."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """With the first tokens of the first continuation, where asked for: of the prompt's tokens from the second on."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token's id or the stop string that ended it; None for end-of-text."""

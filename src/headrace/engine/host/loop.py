@@ -3,10 +3,10 @@
 Knows the order of a turn and when to wait. Decides nothing: what is computed is the mind's business, how is the
 executor's.
 
-One turn: read the clock once; take in what clients sent, in order; take in what the executor finished, in order of
-steps; let the mind plan until it gives no more plans; send one message with all that changed. The loop then sleeps
-until a client or the executor rings, so a turn happens only where there is something new. Several steps may be in
-flight, and the mind counts them.
+One turn: read the clock once; take in what clients sent, in order, and requests whose form is ready by now; take in what
+the executor finished, in order of steps; let the mind plan until it gives no more plans; send one message with all that
+changed. The loop then sleeps until a client or the executor rings, so a turn happens only where there is something new.
+Several steps may be in flight, and the mind counts them.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import socket
 import sys
 import traceback
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import zmq
@@ -40,6 +41,7 @@ from headrace.engine.mind.ports import Executor
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.stats import EngineStats
 from headrace.engine.mind.step import StepPlan, StepResult
+from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.engine.mind.update import RequestUpdate
 
 EXIT_OK = 0
@@ -67,6 +69,13 @@ class Recorder(Protocol):
 
     def write(self, event: Event) -> None: ...
     def flush(self) -> None: ...
+
+
+class Forms(Protocol):
+    """Who makes forms of answers ready: `grammar.FormCompiler`."""
+
+    def is_ready(self, wanted: StructuredOutput) -> bool: ...
+    def compile(self, wanted: StructuredOutput, done: Callable[[InvalidRequestError | None], None]) -> None: ...
 
 
 class Doorbell:
@@ -103,12 +112,14 @@ class EngineLoop:
         connection: Connection[EngineMessage, ClientMessage],
         clock: Clock,
         recorder: Recorder | None = None,
+        forms: Forms | None = None,
     ) -> None:
         self._core = core
         self._executor = executor
         self._connection = connection
         self._clock = clock
         self._recorder = recorder
+        self._forms = forms
 
         self._doorbell = Doorbell()
         self._poller = zmq.Poller()
@@ -117,6 +128,9 @@ class EngineLoop:
 
         self._in_flight: dict[StepId, StepPlan] = {}
         self._completed: deque[StepResult | BaseException] = deque()
+        self._awaiting_form: dict[RequestId, Request] = {}
+        """Requests whose answers must have a form that is not compiled yet: the mind does not know of them."""
+        self._compiled: deque[tuple[Request, InvalidRequestError | None]] = deque()
         self._num_unfinished: dict[RequestId, int] = {}
         """Continuations of each request that have not ended: what a shutdown has to abort."""
         self._step_token_counts: list[int] = []
@@ -149,6 +163,7 @@ class EngineLoop:
         now = self._clock.now()
         updates: list[RequestUpdate] = []
         wants_stats = self._take_messages(now, updates)
+        self._take_compiled(now)
         num_results = self._take_results(now, updates)
         self._plan_steps(now)
         # The last step of a busy time may change no answer and still give blocks back: that is told too.
@@ -159,7 +174,7 @@ class EngineLoop:
 
     def _wait(self) -> None:
         """Sleeps until a client or the executor rings. An engine that is idle and stays so examines itself first."""
-        if self._completed:
+        if self._completed or self._compiled:
             return
         if self._is_unchecked and self._core.is_idle and not self._poller.poll(IDLE_MS_BEFORE_CHECK):
             self._core.check_integrity()
@@ -175,9 +190,10 @@ class EngineLoop:
         while (message := self._connection.receive()) is not None:
             match message:
                 case AddRequest(request):
-                    self._add(request, now)
+                    self._receive(request, now)
                 case Abort(request_ids, sample_index):
                     for request_id in request_ids:
+                        self._awaiting_form.pop(request_id, None)
                         self._abort(request_id, now, updates, sample_index)
                 case Ping():
                     wants_stats = True
@@ -190,13 +206,45 @@ class EngineLoop:
                     self._stopping = True
         return wants_stats
 
+    def _receive(self, request: Request, now: Nanos) -> None:
+        """To the mind, unless the answer must have a form that is not ready."""
+        wanted, forms = request.structured_output, self._forms
+        if wanted is None or (forms is not None and forms.is_ready(wanted)):
+            self._add(request, now)
+        elif forms is None:
+            self._refuse(request, InvalidRequestError("this engine does not enforce forms of answers", param=wanted.field))
+        elif request.request_id in self._awaiting_form:
+            self._refuse(request, InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id"))
+        else:
+            self._awaiting_form[request.request_id] = request
+            forms.compile(wanted, lambda problem: self._form_done(request, problem))
+
+    def _form_done(self, request: Request, problem: InvalidRequestError | None) -> None:
+        """Called from a thread of the compiler's."""
+        self._compiled.append((request, problem))
+        self._doorbell.ring()
+
+    def _take_compiled(self, now: Nanos) -> None:
+        while self._compiled:
+            request, problem = self._compiled.popleft()
+            if self._awaiting_form.get(request.request_id) is not request:
+                continue  # its client has gone
+            del self._awaiting_form[request.request_id]
+            if problem is None:
+                self._add(request, now)
+            else:
+                self._refuse(request, problem)
+
+    def _refuse(self, request: Request, error: InvalidRequestError | OverloadedError) -> None:
+        param = error.param if isinstance(error, InvalidRequestError) else None
+        self._connection.send(RequestRefused(request.request_id, type(error).__name__, str(error), param))
+
     def _add(self, request: Request, now: Nanos) -> None:
         self._record(Added(now, request))
         try:
             self._core.add_request(request, now)
         except (InvalidRequestError, OverloadedError) as error:
-            param = error.param if isinstance(error, InvalidRequestError) else None
-            self._connection.send(RequestRefused(request.request_id, type(error).__name__, str(error), param))
+            self._refuse(request, error)
         else:
             self._num_unfinished[request.request_id] = request.num_sequences
 

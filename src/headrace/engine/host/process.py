@@ -22,8 +22,12 @@ from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
 from headrace.base.units import format_bytes, seconds
 from headrace.engine.executor.in_process import InProcessExecutor
+from headrace.engine.grammar.cache import FormCache
+from headrace.engine.grammar.protocol import Vocabulary
+from headrace.engine.grammar.registry import check_installed
 from headrace.engine.host.config import EngineConfig
 from headrace.engine.host.connection import Connection, engine_end
+from headrace.engine.host.grammar import FormCompiler, load_forms, load_vocabulary
 from headrace.engine.host.loop import EXIT_FAILED, EngineLoop, describe_failure
 from headrace.engine.host.memory import KVCacheSize, available_bytes, size_kv_cache
 from headrace.engine.host.messages import ClientMessage, EngineMessage, EngineReady, StartupPhase
@@ -74,7 +78,9 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
 
     report("start_process", seconds(clock.now() - launch.launched), f"pid {os.getpid()}")
     began = clock.now()
+    check_installed(config.structured_output_backend)
     # Here, not above: importing what computes takes seconds, and the parent's death must be noticed during them.
+    from headrace.engine.worker.constraint import Masks
     from headrace.engine.worker.worker import Worker, WorkerConfig
 
     report("import_libraries", seconds(clock.now() - began), "")
@@ -110,9 +116,20 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
         def executor_failed(error: BaseException) -> None:
             loop.fail(error)
 
+        def load() -> tuple[Vocabulary, FormCache]:
+            vocabulary = load_vocabulary(
+                Path(config.model_path), num_logits=worker.spec.vocab_size, eos_token_ids=eos_token_ids
+            )
+            forms = load_forms(config.structured_output_backend, vocabulary)
+            worker.enforce_forms(Masks(forms, vocabulary))
+            return vocabulary, forms
+
         core = EngineCore(scheduler_config, eos_token_ids=eos_token_ids, identity_digest=identity)
         executor = InProcessExecutor(worker, executor_failed)
-        loop = EngineLoop(core=core, executor=executor, connection=connection, clock=clock, recorder=recorder)
+        compiler = FormCompiler(load)
+        loop = EngineLoop(
+            core=core, executor=executor, connection=connection, clock=clock, recorder=recorder, forms=compiler
+        )
         connection.send(
             EngineReady(
                 num_blocks=size.num_blocks,
@@ -128,6 +145,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
         )
         status = loop.run()
         executor.close()
+        compiler.close()
         return status
 
 

@@ -10,11 +10,12 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from headrace.base.ids import RequestId, SequenceId, StepId
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
+from headrace.engine.mind.repetition import is_stuck
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.scheduler import Scheduler
 from headrace.engine.mind.sequence import SequenceState, Status
 from headrace.engine.mind.stats import EngineStats
-from headrace.engine.mind.step import SampledToken, StepPlan, StepResult, TokenLogprobs
+from headrace.engine.mind.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 from headrace.engine.mind.update import FinishReason, RequestUpdate, SequenceTimes
 
 
@@ -85,6 +86,7 @@ class EngineCore:
         assert result.step_id == plan.step_id and len(result.sampled) == len(plan.scheduled)
         self._in_flight.popleft()
         failures = dict(result.failures) if result.failures else None
+        scores = {one.sequence_id: one for one in result.prompt_logprobs} if result.prompt_logprobs else None
         updates: list[RequestUpdate] = []
         for entry, sampled in zip(plan.scheduled, result.sampled, strict=True):
             sequence = self._sequences[entry.sequence_id]
@@ -94,9 +96,12 @@ class EngineCore:
                     del self._sequences[entry.sequence_id]
             elif failures and entry.sequence_id in failures:
                 updates.append(self._finish(sequence, FinishReason.ERROR, now=now, error=failures[entry.sequence_id]))
-            elif entry.samples:
-                assert sampled is not None, f"sequence {entry.sequence_id} sampled nothing"
-                updates.append(self._take_token(sequence, sampled, now))
+            else:
+                if scores and entry.sequence_id in scores:
+                    updates += self._take_scores(sequence, scores[entry.sequence_id])
+                if entry.samples:
+                    assert sampled is not None, f"sequence {entry.sequence_id} sampled nothing"
+                    updates.append(self._take_token(sequence, sampled, now))
         return updates
 
     def reset_prefix_cache(self) -> None:
@@ -185,17 +190,32 @@ class EngineCore:
         self._next_sequence_id += 1
         return sequence
 
+    def _take_scores(self, sequence: SequenceState, scores: PromptLogprobs) -> list[RequestUpdate]:
+        """What of them is news: after a preemption a stretch of the prompt is computed again."""
+        news = scores.entries[max(sequence.num_scored_tokens - scores.first_position, 0) :]
+        if not news:
+            return []
+        assert scores.first_position <= sequence.num_scored_tokens, "a stretch of the prompt was not scored"
+        sequence.num_scored_tokens += len(news)
+        request_id, cached = sequence.request.request_id, sequence.num_cached_tokens
+        return [RequestUpdate(request_id, sequence.sample_index, prompt_logprobs=news, num_cached_tokens=cached)]
+
     def _take_token(self, sequence: SequenceState, sampled: SampledToken, now: Nanos) -> RequestUpdate:
         token_id = sampled.token_id
         sequence.token_ids.append(token_id)
         if sequence.first_token is None:
             sequence.first_token = now
         logprobs = (sampled.logprobs,) if sampled.logprobs is not None else ()
-        num_output_tokens = sequence.num_output_tokens
-        if token_id in sequence.stop_token_ids and num_output_tokens > sequence.sampling.min_tokens:
+        # Before min_tokens a form may allow nothing but the end.
+        may_stop = (
+            sequence.num_output_tokens > sequence.sampling.min_tokens or sequence.request.structured_output is not None
+        )
+        if token_id in sequence.stop_token_ids and may_stop:
             reason: FinishReason | None = FinishReason.STOP
         elif len(sequence.token_ids) >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
+        elif is_stuck(sequence):
+            reason = FinishReason.REPETITION
         else:
             reason = None
         if reason is not None:
@@ -205,9 +225,7 @@ class EngineCore:
             sequence.sample_index,
             (token_id,),
             logprobs,
-            None,
-            None,
-            sequence.num_cached_tokens,
+            num_cached_tokens=sequence.num_cached_tokens,
         )
 
     def _finish(

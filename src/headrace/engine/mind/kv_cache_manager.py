@@ -60,7 +60,7 @@ class KVCacheManager:
             # computed again for its logits. The block it lies in is then copied on write.
             num_tokens = sequence.num_prompt_tokens - 1
             return Beginning(leader.block_ids[: self.num_blocks_for(num_tokens)], num_tokens)
-        if not self._caching:
+        if not self._caching or sequence.needs_prompt_scores:
             return Beginning([], 0)
         self._extend_hashes(sequence)
         limit = (len(sequence.token_ids) - 1) // self.block_size
@@ -70,7 +70,9 @@ class KVCacheManager:
     def is_next_block_being_computed(self, sequence: SequenceState, beginning: Beginning) -> bool:
         """Whether a running sequence is about to compute the very block that this one would compute next."""
         index = len(beginning.block_ids)
-        if not self._caching or sequence.leader is not None or index >= len(sequence.block_hashes):
+        if not self._caching or sequence.needs_prompt_scores:
+            return False
+        if sequence.leader is not None or index >= len(sequence.block_hashes):
             return False
         return self._prefix.is_being_computed(sequence.block_hashes[index])
 

@@ -4,6 +4,7 @@ import msgspec
 
 from headrace.base.ids import RequestId
 from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.structured_output import StructuredOutput
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,3 +22,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests share cached prefixes only with requests of the same salt."""
     adapter: str = ""
     """Content-derived identity of the LoRA adapter; empty for the base model."""
+    structured_output: StructuredOutput | None = None
+    """The form of every continuation; None: free text."""

@@ -5,6 +5,7 @@ detokeniser, and here are only their ids. Field names are the field's own (OpenA
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,6 +15,29 @@ MAX_LOGPROBS = 20
 """OpenAI's own limit on `top_logprobs`."""
 
 _INT32_MAX = 2**31 - 1
+
+
+MAX_PATTERN_SIZE = 1024
+"""Longest repeated pattern that is looked for."""
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When an answer counts as stuck: its end is one pattern of tokens, several times in a row."""
+
+    max_pattern_size: int
+    """Tokens of the longest pattern."""
+    min_pattern_size: int = 1
+    """Tokens of the shortest pattern."""
+    min_count: int = 2
+    """How often in a row the pattern must stand there, at least 2."""
+
+    def __post_init__(self) -> None:
+        _integer("repetition_detection.max_pattern_size", self.max_pattern_size, 1, MAX_PATTERN_SIZE)
+        _integer(
+            "repetition_detection.min_pattern_size", self.min_pattern_size, 1, self.max_pattern_size,
+            limit_name="max_pattern_size",
+        )  # fmt: skip
+        _integer("repetition_detection.min_count", self.min_count, 2, MAX_PATTERN_SIZE)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,6 +71,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Generation ends after any of these, beside the model's own end-of-text tokens."""
     ignore_eos: bool = False
     """Do not end at the model's end-of-text tokens."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these tokens can be chosen; empty: all."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that the answer does not hold: the last of each cannot follow the others."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """With `logprobs`: report these tokens as the alternatives, in this order, in place of the most probable ones."""
+    prompt_logprobs: int = -1
+    """How many alternatives to report at each position of the prompt beside its own token; -1 reports nothing."""
+    repetition_detection: RepetitionDetection | None = None
+    """End an answer that is stuck in a repetition; None does not look."""
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1, _INT32_MAX)
@@ -60,11 +94,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _integer("logprobs", self.logprobs, -1, MAX_LOGPROBS)
+        _integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_LOGPROBS)
+        for name, ids in self._token_ids():
+            for token in ids:
+                _integer(name, token, 0, _INT32_MAX)
+        if any(not ids for ids in self.bad_words_token_ids):
+            raise InvalidRequestError("bad_words holds a word without tokens", param="bad_words")
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, _INT32_MAX)
             _real("logit_bias", bias, -100.0, 100.0)
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, _INT32_MAX)
 
     @property
     def is_greedy(self) -> bool:
@@ -72,13 +110,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises InvalidRequestError where a token id is none of the model's."""
-        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+        for name, ids in (("logit_bias", self.logit_bias), *self._token_ids()):
             for token in ids:
                 if token >= vocab_size:
                     raise InvalidRequestError(
                         f"{name} names token {token}, but the model's vocabulary ends at {vocab_size - 1}",
                         param=name,
                     )
+
+    def _token_ids(self) -> tuple[tuple[str, Sequence[int]], ...]:
+        """Fields that hold token ids, by the client's names."""
+        return (
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("logprob_token_ids", self.logprob_token_ids),
+            *(("bad_words", ids) for ids in self.bad_words_token_ids),
+        )
 
 
 def _integer(name: str, value: int, low: int, high: int, *, limit_name: str | None = None) -> None:

@@ -226,6 +226,7 @@ class Scheduler:
                 tuple(sequence.token_ids),
                 sequence.sampling,
                 tuple(sorted(sequence.eos_token_ids)),
+                sequence.request.structured_output,
             )
         )
         whole_table = Growth(0, sequence.block_ids, growth.copy)

@@ -56,6 +56,8 @@ class SequenceState:
     num_bypasses: int = 0
     """Later arrivals that were admitted while this one, at the head, waited for blocks."""
     num_preemptions: int = 0
+    num_scored_tokens: int = 1
+    """Prompt tokens whose log-probabilities were told, where asked for; the first has none."""
 
     block_ids: list[BlockId] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
@@ -80,6 +82,13 @@ class SequenceState:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def needs_prompt_scores(self) -> bool:
+        """Whether the prompt must be computed, cached or not, because its log-probabilities are not all told. The
+        continuations of one request share them: the first gets them."""
+        is_asked = self.sampling.prompt_logprobs >= 0 and self.sample_index == 0
+        return is_asked and self.num_scored_tokens < self.num_prompt_tokens
 
     @property
     def num_wanted_tokens(self) -> int:

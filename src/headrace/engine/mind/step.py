@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.base.ids import BlockId, SequenceId, StepId
 from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.structured_output import StructuredOutput
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):
@@ -24,6 +25,8 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
     """Tokens that end the sequence and may not be chosen before `min_tokens`; empty if it ignores end-of-text."""
+    structured_output: StructuredOutput | None = None
+    """The form that the generated tokens must have."""
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -72,9 +75,21 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: TokenLogprobs | None = None
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of a stretch of one sequence's prompt."""
+
+    sequence_id: SequenceId
+    first_position: int
+    """Where in the prompt the first entry's token stands, at least 1: nothing precedes the first token."""
+    entries: tuple[TokenLogprobs, ...]
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     step_id: StepId
     sampled: tuple[SampledToken | None, ...]
     """One per entry of the plan's `scheduled`, in its order; None where `samples` is false, or where it failed."""
     failures: tuple[tuple[SequenceId, str], ...] = ()
-    """Sequences whose numbers are not usable (not finite), and why. They end; the others go on."""
+    """Sequences whose numbers are not usable (not finite), or whose answer cannot have its form, and why. They end; the
+    others go on."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """Of the prompts' tokens that this step computed, where they were asked for."""

@@ -18,6 +18,8 @@ class FinishReason(StrEnum):
     """`max_tokens` or the model's length was reached."""
     ABORT = "abort"
     """The client gave up."""
+    REPETITION = "repetition"
+    """The answer was stuck in a repetition, which the request asked to watch for."""
     ERROR = "error"
     """The model's numbers were not usable; `error` says how."""
 
@@ -42,6 +44,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     """The token that ended it, if one did; it is the last of `new_token_ids`."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's next tokens, from its second on, where the request asked for them."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
     error: str = ""

@@ -29,11 +29,18 @@ class Decoder:
 
     def __call__(self, batch: ForwardBatch, kv: Sequence[KVLayer]) -> Tensor:
         """Writes the step's keys and values to `kv`; gives the logits of `batch.logit_rows`: [num_rows, vocab_size]."""
+        return self.logits(self.residual(batch, kv), batch.logit_rows)
+
+    def residual(self, batch: ForwardBatch, kv: Sequence[KVLayer]) -> Tensor:
+        """All but the last layer: [num_tokens, hidden_size]. Writes the step's keys and values to `kv`."""
         residual = self._embedding(batch.token_ids)  # [num_tokens, hidden_size]
         for layer, layer_kv in zip(self._layers, kv, strict=True):
             residual = layer(residual, batch, layer_kv)
-        last = self._ops.select_rows(residual, batch.logit_rows)
-        return self._head(self._norm(last))
+        return residual
+
+    def logits(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """[num_rows, vocab_size]"""
+        return self._head(self._norm(self._ops.select_rows(residual, rows)))
 
 
 class DecoderLayer:

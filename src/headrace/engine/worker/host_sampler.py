@@ -14,7 +14,7 @@ from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import SampledToken, TokenLogprobs
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
-from headrace.engine.worker.running_sequence import NOT_FINITE, RunningSequence
+from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
 
 Floats = npt.NDArray[np.float32]
 
@@ -27,17 +27,33 @@ class HostSampler:
         """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up."""
         return [_sample_row(logits[row], sequence) for row, sequence in enumerate(sequences)]
 
+    def given_logprobs(self, logits: Floats, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
+        """Of tokens that were given, not chosen. logits: [num_tokens, vocab_size], each row before its token."""
+        top = min(num_alternatives, logits.shape[-1])
+        return [_told(row, token, _top(row, top)) for row, token in zip(logits, token_ids, strict=True)]
+
 
 def _sample_row(row: Floats, sequence: RunningSequence) -> SampledToken | str:
+    verdict = sequence.constraint.verdict() if sequence.constraint is not None else None  # once a step, whatever else
     best = int(row.argmax())  # the first NaN if any is NaN
     if not math.isfinite(row[best]):
         return NOT_FINITE
+    if isinstance(verdict, str):
+        return verdict
     sampling = sequence.sampling
     raw = row.copy() if sampling.logprobs >= 0 else None
     if sequence.changes_logits:
         _change_logits(row, sequence)
-        best = int(row.argmax())
+    if verdict is not None:
+        np.add(row, verdict, out=row)
+    if sequence.bans_ending:
+        _ban_ending(row, sequence)
+    best = int(row.argmax())
+    if sequence.bans_tokens and row[best] == -np.inf:
+        return NOTHING_LEFT
     token = best if sampling.is_greedy else _draw(row, row[best], sequence)
+    if verdict is not None and verdict[token] != 0:
+        return NOTHING_LEFT
     return SampledToken(token) if raw is None else SampledToken(token, _logprobs(raw, token, sampling))
 
 
@@ -55,8 +71,18 @@ def _change_logits(row: Floats, sequence: RunningSequence) -> None:
         repeated = np.where(values > 0, values / penalty, values * penalty)
         repeated -= sampling.frequency_penalty * answered + sampling.presence_penalty * (answered > 0)
         row[ids] = repeated
-    if sequence.num_answer_tokens < sampling.min_tokens:
-        row[[*sequence.eos_token_ids, *sampling.stop_token_ids]] = -np.inf
+    if sampling.allowed_token_ids:
+        row[sequence.ban(len(row))] = -np.inf
+    row[sequence.ended_bad_words()] = -np.inf
+
+
+def _ban_ending(row: Floats, sequence: RunningSequence) -> None:
+    """In place. A form that allows nothing but the end comes before `min_tokens`."""
+    ending = [*sequence.eos_token_ids, *sequence.sampling.stop_token_ids]
+    values = row[ending]
+    row[ending] = -np.inf
+    if sequence.constraint is not None and row.max() == -np.inf:
+        row[ending] = values
 
 
 def _draw(row: Floats, best: np.float32, sequence: RunningSequence) -> int:
@@ -114,16 +140,21 @@ def _num_kept(cumulated: npt.NDArray[np.float64], sampling: SamplingParams, voca
 
 def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprobs:
     """raw: [vocab_size], as the model gave it."""
+    if sampling.logprob_token_ids:
+        return _told(raw, token, np.array(sampling.logprob_token_ids, np.int64))
+    return _told(raw, token, _top(raw, min(sampling.logprobs, len(raw))))
+
+
+def _told(raw: Floats, token: int, others: npt.NDArray[np.int64]) -> TokenLogprobs:
     highest = raw.max()
     normaliser = highest + np.log(np.exp(raw - highest).sum(dtype=np.float64))
     chosen = raw[token]
-    top = _top(raw, min(sampling.logprobs, len(raw)))
     return TokenLogprobs(
         token_id=token,
         logprob=float(chosen - normaliser),
         rank=int((raw > chosen).sum()) + 1,
-        top_token_ids=tuple(top.tolist()),
-        top_logprobs=tuple((raw[top] - normaliser).tolist()),
+        top_token_ids=tuple(others.tolist()),
+        top_logprobs=tuple((raw[others] - normaliser).tolist()),
     )
 
 

@@ -4,17 +4,39 @@ Knows plans, sequences and block tables. Does not know how anything is computed 
 mind). Plans may be made before the previous step's outcome is known: sampled tokens are therefore kept here.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.base.ids import SequenceId
 from headrace.engine.layers.forward_batch import ForwardBatch
 from headrace.engine.layers.rotary import Rotary
-from headrace.engine.mind.step import SampledToken, ScheduledSequence, StepPlan, StepResult
+from headrace.engine.mind.step import (
+    PromptLogprobs,
+    SampledToken,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.ops.protocol import Ops, SequenceSpan, Tensor
+from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.kv_cache import KVCache
-from headrace.engine.worker.running_sequence import RunningSequence
+from headrace.engine.worker.running_sequence import NOT_FINITE, RunningSequence
+
+_SCORED_AT_ONCE = 64
+"""Positions of a prompt whose logits exist at once."""
+
+
+class _Stretch(NamedTuple):
+    """Consecutive rows of a step, each of which precedes a token of one prompt."""
+
+    sequence_id: SequenceId
+    first_position: int
+    """Of the first such token in the prompt."""
+    first_row: int
+    num_rows: int
 
 
 class TokenSampler(Protocol):
@@ -22,6 +44,10 @@ class TokenSampler(Protocol):
 
     def sample(self, logits: Tensor, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
         """One per row of `logits`: the token, or why there is none."""
+        ...
+
+    def given_logprobs(self, logits: Tensor, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
+        """Of tokens that were given, not chosen: each row of `logits` precedes its token."""
         ...
 
 
@@ -45,17 +71,27 @@ class ModelRunner:
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))  # distinct, in order
         self._sampler = sampler
         self._sequences: dict[SequenceId, RunningSequence] = {}
+        self.masks: Masks | None = None
+        """Where answers may have a form; given once the vocabulary is known."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._apply_differences(plan)
         computed = self._order(plan.scheduled)
         sampled: list[SampledToken | None] = [None] * len(plan.scheduled)
+        scores: tuple[PromptLogprobs, ...] = ()
         if computed:
             sampling = [i for i in computed if plan.scheduled[i].samples]
-            logits = self._decoder(self._forward_batch(plan, computed), self._kv_cache.layers)
+            batch = self._forward_batch(plan, computed)
+            stretches = self._prompt_stretches(plan, computed)
+            if stretches:
+                residual = self._decoder.residual(batch, self._kv_cache.layers)
+                scores = tuple(self._score(residual, stretch) for stretch in stretches)
+                logits = self._decoder.logits(residual, batch.logit_rows)
+            else:
+                logits = self._decoder(batch, self._kv_cache.layers)
             self._sample(plan, sampling, logits, sampled)
         failures = self._failures(plan)
-        return StepResult(plan.step_id, tuple(sampled), failures)
+        return StepResult(plan.step_id, tuple(sampled), failures, scores)
 
     @property
     def num_sequences(self) -> int:
@@ -69,6 +105,7 @@ class ModelRunner:
         for new in plan.new_sequences:
             assert new.sequence_id not in self._sequences, f"sequence {new.sequence_id} is here already"
             self._sequences[new.sequence_id] = RunningSequence(new)
+        self._prepare_masks([self._sequences[new.sequence_id] for new in plan.new_sequences])
         for entry in plan.scheduled:
             if entry.block_ids:
                 self._sequences[entry.sequence_id].block_table.write(entry.block_offset, entry.block_ids)
@@ -104,6 +141,36 @@ class ModelRunner:
             logit_rows=self._ops.row_ids(logit_rows),
         )
 
+    # The prompts' log-probabilities
+
+    def _prompt_stretches(self, plan: StepPlan, computed: Sequence[int]) -> list[_Stretch]:
+        """Where the step computes what precedes tokens of a prompt whose log-probabilities are told."""
+        stretches: list[_Stretch] = []
+        first_row = 0
+        for i in computed:
+            entry = plan.scheduled[i]
+            sequence = self._sequences[entry.sequence_id]
+            start = entry.num_computed_tokens
+            num_rows = min(entry.num_tokens, sequence.num_prompt_tokens - 1 - start)
+            if sequence.scores_prompt and num_rows > 0:
+                stretches.append(_Stretch(entry.sequence_id, start + 1, first_row, num_rows))
+            first_row += entry.num_tokens
+        return stretches
+
+    def _score(self, residual: Tensor, stretch: _Stretch) -> PromptLogprobs:
+        """In pieces: the logits of a whole prompt would take gigabytes."""
+        sequence = self._sequences[stretch.sequence_id]
+        entries: list[TokenLogprobs] = []
+        for offset in range(0, stretch.num_rows, _SCORED_AT_ONCE):
+            size = min(_SCORED_AT_ONCE, stretch.num_rows - offset)
+            row, position = stretch.first_row + offset, stretch.first_position + offset
+            logits = self._decoder.logits(residual, self._ops.row_ids(list(range(row, row + size))))
+            tokens = sequence.token_ids[position : position + size]
+            entries += self._sampler.given_logprobs(logits, tokens, sequence.sampling.prompt_logprobs)
+        if not all(math.isfinite(entry.logprob) for entry in entries):
+            self._fail(sequence, NOT_FINITE)
+        return PromptLogprobs(stretch.sequence_id, stretch.first_position, tuple(entries))
+
     # The step's outcome
 
     def _sample(self, plan: StepPlan, sampling: Sequence[int], logits: Tensor, sampled: list[SampledToken | None]) -> None:
@@ -116,6 +183,16 @@ class ModelRunner:
             else:
                 sequence.token_ids.append(token.token_id)
                 sampled[i] = token
+                if sequence.constraint is not None:
+                    sequence.constraint.take(token.token_id)
+        self._prepare_masks([sequence for sequence in sequences if not sequence.failure])
+
+    def _prepare_masks(self, sequences: Sequence[RunningSequence]) -> None:
+        """The next tokens' masks are found while the next step, or what a new sequence has to compute first, runs."""
+        constraints = [sequence.constraint for sequence in sequences if sequence.constraint is not None]
+        if constraints:
+            assert self.masks is not None, "an answer must have a form, and nobody compiles forms here"
+            self.masks.prepare(constraints)
 
     def _fail(self, sequence: RunningSequence, reason: str) -> None:
         sequence.failure = reason

@@ -3,17 +3,22 @@
 Knows its tokens, its blocks and how its next token is chosen. Does not know its request, nor why it is scheduled.
 """
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.engine.mind.step import NewSequence
 from headrace.engine.worker.block_table import BlockTable
+from headrace.engine.worker.constraint import Constraint
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 
 NOT_FINITE = "the model's logits are not finite"
+NOTHING_LEFT = "the request's conditions together allow no token of the model here"
 
 
 class RunningSequence:
     __slots__ = (
-        "block_table", "eos_token_ids", "failure", "num_prompt_tokens", "sample_index", "sampling", "token_counts",
-        "token_ids",
+        "banned", "block_table", "constraint", "eos_token_ids", "failure", "num_prompt_tokens", "sample_index", "sampling",
+        "token_counts", "token_ids",
     )  # fmt: skip
 
     def __init__(self, new: NewSequence) -> None:
@@ -23,10 +28,21 @@ class RunningSequence:
         self.sampling = new.sampling
         self.eos_token_ids = new.eos_token_ids
         self.block_table = BlockTable()
+        self.constraint: Constraint | None = None
+        """Where its answer must have a form."""
+        if new.structured_output is not None:
+            self.constraint = Constraint(new.structured_output, new.token_ids[new.num_prompt_tokens :])
+        self.banned: npt.NDArray[np.bool_] | None = None
+        """[vocab_size]: true where `allowed_token_ids` leaves a token out; made by the sampler where they are given."""
         self.token_counts: TokenCounts | None = None
         """Made by the sampler where penalties ask for it."""
         self.failure = ""
         """Why its numbers are of no use, once they are not; it then takes part in no computation."""
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are told; of a request's continuations the first does it."""
+        return self.sampling.prompt_logprobs >= 0 and self.sample_index == 0
 
     @property
     def num_answer_tokens(self) -> int:
@@ -34,6 +50,29 @@ class RunningSequence:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether its next token is chosen from other logits than the model's."""
-        sampling = self.sampling
-        return bool(sampling.logit_bias) or wants_penalties(sampling) or self.num_answer_tokens < sampling.min_tokens
+        """Whether its next token is chosen from other logits than the model's, forms and `min_tokens` left out."""
+        return bool(self.sampling.logit_bias) or wants_penalties(self.sampling) or self.bans_tokens
+
+    @property
+    def bans_tokens(self) -> bool:
+        return bool(self.sampling.allowed_token_ids or self.sampling.bad_words_token_ids)
+
+    @property
+    def bans_ending(self) -> bool:
+        return self.num_answer_tokens < self.sampling.min_tokens
+
+    def ban(self, vocab_size: int) -> npt.NDArray[np.bool_]:
+        """[vocab_size]: true where `allowed_token_ids` leaves a token out; made once."""
+        if self.banned is None:
+            self.banned = np.ones(vocab_size, np.bool_)
+            self.banned[list(self.sampling.allowed_token_ids)] = False
+        return self.banned
+
+    def ended_bad_words(self) -> list[int]:
+        """The last tokens of bad words whose beginnings the answer ends with."""
+        answer = self.token_ids[self.num_prompt_tokens :] if self.sampling.bad_words_token_ids else []
+        return [
+            last
+            for *beginning, last in self.sampling.bad_words_token_ids
+            if len(beginning) <= len(answer) and answer[len(answer) - len(beginning) :] == beginning
+        ]

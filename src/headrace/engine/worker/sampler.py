@@ -4,20 +4,23 @@ Knows SamplingParams' formulas. Does not know the model, nor which step it serve
 its token depends on its logits, its parameters, its tokens and (seed, sample index, position), on nothing else.
 
 Order for one row: log-probabilities are taken from the raw logits; then logit_bias; repetition, frequency and presence
-penalties; the ban on ending before min_tokens; then the most probable token (the lowest id among equals) if greedy, else
-temperature, top_k, top_p of what top_k left, min_p, and one draw from what remains, in order of token id.
+penalties; allowed_token_ids and bad_words; the form's ban; the ban on ending before min_tokens; then the most probable
+token (the lowest id among equals) if greedy, else temperature, top_k, top_p of what top_k left, min_p, and one draw from
+what remains, in order of token id.
 """
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import SampledToken, TokenLogprobs
+from headrace.engine.worker.constraint import Bias
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
-from headrace.engine.worker.running_sequence import NOT_FINITE, RunningSequence
+from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
 
 _PLACE_WIDTH = 256
 """Tokens of the vocabulary that are looked at together, as far as it divides the vocabulary's size."""
@@ -28,20 +31,40 @@ _SORTED_AT_FIRST = 256
 
 class Sampler:
     def sample(self, logits: torch.Tensor, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
-        """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up."""
+        """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up.
+
+        Waits for the forms' masks, which are usually there by now."""
         best = logits.amax(dim=-1)  # NaN if any is NaN, inf if any is inf
         usable = torch.isfinite(best).tolist()
         raw = {row: logits[row].clone() for row, s in enumerate(sequences) if s.sampling.logprobs >= 0}
+        problems = ["" if is_usable else NOT_FINITE for is_usable in usable]
         for row, sequence in enumerate(sequences):
             if sequence.changes_logits:
                 _change_logits(logits[row], sequence)
+        biases = _keep_forms(logits, sequences, problems)
+        for row, sequence in enumerate(sequences):
+            if sequence.bans_ending:
+                _ban_ending(logits[row], sequence)
+        for row, sequence in enumerate(sequences):
+            if sequence.bans_tokens and bool(torch.isneginf(logits[row].amax())):
+                problems[row] = problems[row] or NOTHING_LEFT
         tokens = _choose(logits, sequences)
+        for row, bias in biases.items():
+            if bias[tokens[row]] != 0:
+                problems[row] = problems[row] or NOTHING_LEFT
         return [
-            (SampledToken(token, _logprobs(raw[row], token, sequences[row].sampling)) if row in raw else SampledToken(token))
-            if usable[row]
-            else NOT_FINITE
+            problems[row]
+            or (
+                SampledToken(token, _logprobs(raw[row], token, sequences[row].sampling))
+                if row in raw
+                else SampledToken(token)
+            )
             for row, token in enumerate(tokens)
         ]
+
+    def given_logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
+        """Of tokens that were given, not chosen. logits: [num_tokens, vocab_size], each row before its token."""
+        return _given_logprobs(logits, token_ids, num_alternatives)
 
 
 # Before the choice
@@ -57,10 +80,10 @@ def _change_logits(row: torch.Tensor, sequence: RunningSequence) -> None:
         if sequence.token_counts is None:
             sequence.token_counts = TokenCounts(sequence.num_prompt_tokens)
         _penalise(row, *sequence.token_counts.count(sequence.token_ids), sampling)
-    if sequence.num_answer_tokens < sampling.min_tokens:
-        ending = [*sequence.eos_token_ids, *sampling.stop_token_ids]
-        if ending:
-            row[torch.tensor(ending, device=row.device)] = -math.inf
+    if sampling.allowed_token_ids:
+        row.masked_fill_(torch.from_numpy(sequence.ban(row.shape[0])).to(row.device), -math.inf)
+    for token in sequence.ended_bad_words():
+        row[token] = -math.inf
 
 
 def _penalise(row: torch.Tensor, token_ids: list[int], answer_counts: list[float], sampling: SamplingParams) -> None:
@@ -71,6 +94,38 @@ def _penalise(row: torch.Tensor, token_ids: list[int], answer_counts: list[float
     repeated = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
     repeated -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
     row[ids] = repeated
+
+
+def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> dict[int, Bias]:
+    """Bans what the forms do not allow, in place; notes where a form cannot be followed. logits: [num_rows, vocab_size].
+    Returns each row's bias."""
+    biases: dict[int, Bias] = {}
+    for row, sequence in enumerate(sequences):
+        verdict = sequence.constraint.verdict() if sequence.constraint is not None else None
+        if isinstance(verdict, str):
+            problems[row] = problems[row] or verdict
+        elif verdict is not None:
+            biases[row] = verdict
+    if logits.device.type == "cpu":
+        for row, bias in biases.items():
+            values = logits[row].numpy()  # the same memory: a row is too short to be worth waking other threads for
+            np.add(values, bias, out=values)
+    elif biases:
+        rows = torch.tensor(list(biases), device=logits.device)
+        logits[rows] += torch.from_numpy(np.stack(list(biases.values()))).to(logits.device)
+    return biases
+
+
+def _ban_ending(row: torch.Tensor, sequence: RunningSequence) -> None:
+    """In place. row: [vocab_size]. A form that allows nothing but the end comes before `min_tokens`."""
+    ending = [*sequence.eos_token_ids, *sequence.sampling.stop_token_ids]
+    if not ending:
+        return
+    ids = torch.tensor(ending, device=row.device)
+    values = row[ids]
+    row[ids] = -math.inf
+    if sequence.constraint is not None and bool(torch.isneginf(row.amax())):
+        row[ids] = values
 
 
 # The choice
@@ -213,7 +268,11 @@ def _logprobs(raw: torch.Tensor, token: int, sampling: SamplingParams) -> TokenL
     """raw: [vocab_size], as the model gave it."""
     normaliser = torch.logsumexp(raw, dim=-1)
     chosen = raw[token]
-    top_ids, top_values = _top(raw, min(sampling.logprobs, raw.shape[0]))
+    if sampling.logprob_token_ids:
+        top_ids = torch.tensor(sampling.logprob_token_ids, device=raw.device)
+        top_values = raw[top_ids]
+    else:
+        top_ids, top_values = _top(raw, min(sampling.logprobs, raw.shape[0]))
     return TokenLogprobs(
         token_id=token,
         logprob=float(chosen - normaliser),
@@ -221,6 +280,20 @@ def _logprobs(raw: torch.Tensor, token: int, sampling: SamplingParams) -> TokenL
         top_token_ids=tuple(top_ids.tolist()),
         top_logprobs=tuple((top_values - normaliser).tolist()),
     )
+
+
+def _given_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
+    ids = torch.tensor(token_ids, device=logits.device)
+    normalisers = torch.logsumexp(logits, dim=-1)
+    chosen = logits.gather(1, ids[:, None])
+    ranks = (logits > chosen).sum(dim=-1) + 1
+    logprobs = (chosen.squeeze(1) - normalisers).tolist()
+    entries: list[TokenLogprobs] = []
+    for row, (token, logprob, rank) in enumerate(zip(token_ids, logprobs, ranks.tolist(), strict=True)):
+        top_ids, top_values = _top(logits[row], min(num_alternatives, logits.shape[-1]))
+        top_logprobs = tuple((top_values - normalisers[row]).tolist())
+        entries.append(TokenLogprobs(token, logprob, rank, tuple(top_ids.tolist()), top_logprobs))
+    return entries
 
 
 def _top(raw: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

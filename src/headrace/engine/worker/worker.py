@@ -20,6 +20,7 @@ from headrace.engine.models.decoder import Decoder
 from headrace.engine.models.weights import Checkpoint, open_checkpoint
 from headrace.engine.ops.protocol import Ops
 from headrace.engine.ops.registry import OPS_NAMES, OpsChoice, choose_ops
+from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.kv_cache import KVCache, kv_bytes_per_block
 from headrace.engine.worker.model_runner import ModelRunner, TokenSampler
 from headrace.specs.model import ModelSpec, RopeScaling
@@ -127,6 +128,11 @@ class Worker:
             )
         size = format_bytes(num_blocks * self.kv_bytes_per_block)
         self._phase("allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens, {size}")
+
+    def enforce_forms(self, masks: Masks) -> None:
+        """From now on answers may have a form. `masks` knows the vocabulary, which a worker does not."""
+        assert self._runner is not None, "allocate_kv_cache comes before enforce_forms"
+        self._runner.masks = masks
 
     def warm_up(self) -> None:
         """Runs a prompt and a decode step, so that the first request does not pay for kernels being made."""

@@ -10,8 +10,8 @@ import { ApiError, streamChat } from "./api.js";
 
 const MIN_MEASURED_MS = 10; // an answer that came in one burst has no rate that means anything
 
-/** Runs one request. `onText(piece)` gets the answer as it comes; never throws. */
-export async function runAnswer(body, signal, onText, now = () => performance.now()) {
+/** Runs one request. `onText(piece)` gets the answer as it comes, `onReasoning()` hears that the model thinks; never throws. */
+export async function runAnswer(body, signal, onText, now = () => performance.now(), onReasoning = () => {}) {
   const count = { sentAt: now(), firstAt: null, lastAt: null, numPieces: 0, usage: null };
   const outcome = { status: "done", finishReason: null, error: null };
   try {
@@ -19,12 +19,14 @@ export async function runAnswer(body, signal, onText, now = () => performance.no
       if (chunk.usage) count.usage = chunk.usage;
       const choice = chunk.choices?.[0];
       if (choice?.finish_reason) outcome.finishReason = choice.finish_reason;
-      if (choice?.delta?.content) {
+      const { content, reasoning } = choice?.delta ?? {};
+      if (content || reasoning) {
         count.lastAt = now();
         count.firstAt ??= count.lastAt;
         count.numPieces++;
-        onText(choice.delta.content);
       }
+      if (reasoning) onReasoning();
+      if (content) onText(content);
     }
   } catch (error) {
     if (signal.aborted) {

@@ -54,10 +54,11 @@ async function answer(turn, view) {
   announce("Answering.");
   if (!model) await loadModels();
   const body = { model: model?.id, messages: conversation.messages(settings.systemPrompt), ...settings.forRequest() };
-  const outcome = await runAnswer(body, controller.signal, (piece) => {
+  const onText = (piece) => {
     turn.text += piece;
     view.append(piece, () => following.keepUp());
-  });
+  };
+  const outcome = await runAnswer(body, controller.signal, onText, undefined, () => view.think());
   turn.outcome = { ...outcome, maxModelLen: model?.maxModelLen ?? null };
   if (!views.has(turn)) return; // asked again, or cleared, meanwhile
   view.finish();

@@ -23,6 +23,7 @@ export class TurnView {
   #isDrawingDue = false;
   #drawMs = 0; // what the last drawing took
   #ticking = 0;
+  #waitingFor = "Waiting for the first token";
 
   constructor(turn) {
     this.#turn = turn;
@@ -51,9 +52,14 @@ export class TurnView {
     this.#status.replaceChildren(el("span", { class: "dots" }, el("i"), el("i"), el("i")), clock);
     const tick = () => {
       const ms = performance.now() - sentAt;
-      if (ms >= WAITING_SHOWN_AFTER_MS) clock.textContent = `Waiting for the first token · ${(ms / 1000).toFixed(1)} s`;
+      if (ms >= WAITING_SHOWN_AFTER_MS) clock.textContent = `${this.#waitingFor} · ${(ms / 1000).toFixed(1)} s`;
     };
     this.#ticking = setInterval(tick, WAITING_TICK_MS);
+  }
+
+  /** Tokens come, but none yet that the reader is to see. */
+  think() {
+    this.#waitingFor = "Thinking";
   }
 
   /**

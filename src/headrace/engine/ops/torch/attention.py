@@ -67,7 +67,8 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, gather: Gather, shape: AttentionS
     num_blocks = kv.shape[2]
     index, mask = gather.for_layer(num_kv_heads, group, num_blocks)
     context = torch.index_select(kv.view(2 * num_kv_heads * num_blocks, -1), 0, index)
-    keys, values = context.view(2, num_kv_heads * batch, -1, head_dim)  # each [num_kv_heads * batch, S, head_dim]
+    context = context.view(2, num_kv_heads * batch, -1, head_dim)
+    keys, values = context[0], context[1]  # each [num_kv_heads * batch, S, head_dim]
 
     mine = slice(gather.first_row, gather.first_row + batch * rows)
     grouped = q[mine].view(batch, rows, num_kv_heads, group, head_dim).permute(2, 0, 3, 1, 4)

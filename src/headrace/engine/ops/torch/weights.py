@@ -60,10 +60,18 @@ def load_linear(
     assert len(biases) in (0, len(weights)), "biases: none, or one per weight"
     stacked = torch.cat([load_rows(weight, dtype) for weight in weights])  # [num_out, num_in]
     bias = torch.cat([load_rows(bias, dtype) for bias in biases]).to(device) if biases else None
-    if device.type == "cpu":
+    if _can_pack(dtype, device):
         packed = torch.ops.mkldnn._reorder_linear_weight(stacked, _PACKING_ROWS_HINT)
         return LinearWeight(packed, bias, is_packed=True)
     return LinearWeight(stacked.to(device), bias, is_packed=False)
+
+
+def _can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Not on GPUs, not in builds of torch without oneDNN, and bfloat16 only where the processor has the instructions."""
+    has_onednn: bool = torch._C._has_mkldnn
+    if device.type != "cpu" or not has_onednn:
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def linear(x: torch.Tensor, weight: LinearWeight, add_to: torch.Tensor | None = None) -> torch.Tensor:
@@ -72,7 +80,7 @@ def linear(x: torch.Tensor, weight: LinearWeight, add_to: torch.Tensor | None = 
         y = F.linear(x, weight.matrix, weight.bias)
         return y if add_to is None else y.add_(add_to)
     if x.shape[0] == 1:
-        return _packed_linear(x.expand(2, -1), weight, None if add_to is None else add_to.expand(2, -1))[:1]
+        return _packed_linear(_twice(x), weight, None if add_to is None else _twice(add_to))[:1]
     return _packed_linear(x, weight, add_to)
 
 
@@ -85,8 +93,12 @@ def gated_linear(x: torch.Tensor, gate: LinearWeight, up: LinearWeight, activati
     if not gate.is_packed:
         return _activate(F.linear(x, gate.matrix, gate.bias), activation).mul_(F.linear(x, up.matrix, up.bias))
     if x.shape[0] == 1:
-        return _packed_gated_linear(x.expand(2, -1), gate, up, activation)[:1]
+        return _packed_gated_linear(_twice(x), gate, up, activation)[:1]
     return _packed_gated_linear(x, gate, up, activation)
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x, x))
 
 
 def _packed_linear(x: torch.Tensor, weight: LinearWeight, add_to: torch.Tensor | None) -> torch.Tensor:

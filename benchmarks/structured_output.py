@@ -1,0 +1,190 @@
+"""What a form of the answer costs: the delay of the first token, and throughput at 16 streams, beside free text and beside
+XGrammar where it is installed.
+
+A form that is new delays a request by its compilation, which comes before admission and off the engine's loop; one that is
+cached by the copy of its beginning. The first mask is found while the prompt is computed. Throughput is taken with greedy
+answers of the same length with and without a form, interleaved, prefix cache off.
+"""
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.harness import Figure, Result, Target, interleave, ratios
+from benchmarks.local_engine import LocalEngine, timed_tokens_per_second
+from benchmarks.models import smollm2_path
+from benchmarks.texts import prompts
+
+from headrace.base.errors import ConfigurationError, InvalidRequestError
+from headrace.engine.grammar.cache import FormCache
+from headrace.engine.grammar.protocol import GrammarBackend, Vocabulary
+from headrace.engine.grammar.registry import BACKENDS, check_installed, make_backend
+from headrace.engine.host.grammar import vocabulary_of
+from headrace.engine.host.tokenizer import load_tokenizer
+from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
+from headrace.engine.worker.constraint import Masks
+
+SCHEMA_BYTES = 100_000
+_DESCRIPTION = "What the mill's keeper writes down at the end of the day, in the words that the valley has for it. "
+
+
+def described_record(number: int) -> dict[str, Any]:
+    """As people write schemas: fields with descriptions."""
+    return {
+        "type": "object",
+        "description": _DESCRIPTION * 3,
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "description": _DESCRIPTION},
+            "kind": {"enum": [f"wheel {number}", "weir", "sluice"], "description": _DESCRIPTION},
+            "count": {"type": "integer", "minimum": 0, "description": _DESCRIPTION},
+            "notes": {"type": "array", "items": {"type": "string"}, "description": _DESCRIPTION},
+        },
+        "required": ["name", "kind"],
+        "additionalProperties": False,
+    }
+
+
+def bare_record(number: int) -> dict[str, Any]:
+    """Nothing but assertions, each record with its own numbers."""
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 40},
+            "kind": {"enum": [f"a{number}", f"b{number}", "c"]},
+            "count": {"type": "integer", "minimum": 0, "maximum": 1000 + number},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["name", "kind"],
+        "additionalProperties": False,
+    }
+
+
+def large_schema(record: Callable[[int], dict[str, Any]]) -> str:
+    """One of at least SCHEMA_BYTES, of so many records."""
+    properties: dict[str, Any] = {}
+    size = 0
+    while size < SCHEMA_BYTES:
+        name = f"record_{len(properties)}"
+        properties[name] = record(len(properties))
+        size += len(json.dumps({name: properties[name]}))
+    return json.dumps({"type": "object", "properties": properties, "additionalProperties": False})
+
+
+ENDLESS = json.dumps(
+    {
+        "type": "array",
+        "minItems": 1000,
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "is_open": {"type": "boolean"}},
+            "required": ["name", "age", "is_open"],
+            "additionalProperties": False,
+        },
+    }
+)
+"""A form that no answer of a benchmark comes to the end of."""
+
+
+def schema_form(text: str) -> StructuredOutput:
+    return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=text)
+
+
+def first_mask_ms(cache: FormCache, form: StructuredOutput, vocabulary: Vocabulary) -> float:
+    """From the request to its first mask."""
+    began = time.perf_counter()
+    matcher = cache.get(form).matcher()
+    matcher.fill(np.zeros(vocabulary.num_mask_words, dtype=np.int32))
+    return (time.perf_counter() - began) * 1e3
+
+
+def backends(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
+    known: dict[str, GrammarBackend] = {}
+    for name in BACKENDS:
+        with contextlib.suppress(ConfigurationError):
+            check_installed(name)
+            known[name] = make_backend(name, vocabulary)
+    return known
+
+
+def measure_delays(result: Result, known: dict[str, GrammarBackend], vocabulary: Vocabulary, num_runs: int) -> None:
+    for kind, record in (("described", described_record), ("bare", bare_record)):
+        form = schema_form(large_schema(record))
+        for name, backend in known.items():
+            new, cached = [], []
+            try:
+                for _ in range(num_runs + 1):
+                    cache = FormCache(backend)
+                    new.append(first_mask_ms(cache, form, vocabulary))
+                    cached.append(first_mask_ms(cache, form, vocabulary))
+            except InvalidRequestError as error:
+                result.notes.append(f"{name} refuses the {kind} schema: {str(error)[:200]}")
+                continue
+            figures = (
+                Figure(f"{name}: a new schema of 100 kB, {kind}", "ms", tuple(new[1:])),
+                Figure(f"{name}: the same schema, cached", "ms", tuple(cached[1:])),
+            )
+            result.figures += figures
+            if name == "llguidance":
+                for figure, limit in zip(figures, (50.0, 1.0), strict=True):
+                    text = f"{figure.name}: under {limit:g} ms"
+                    result.targets.append(Target(text, figure.median, "ms", figure.median < limit))
+
+
+def measure_throughput(
+    result: Result, path: Path, known: dict[str, GrammarBackend], vocabulary: Vocabulary, options: argparse.Namespace
+) -> None:
+    engine = LocalEngine(path, enable_prefix_caching=False)
+    batch = prompts(load_tokenizer(path), [32] * options.num_streams)
+    form = schema_form(ENDLESS)
+    masks = {name: Masks(FormCache(backend), vocabulary) for name, backend in known.items()}
+
+    def formed(name: str) -> float:
+        engine.worker.enforce_forms(masks[name])
+        return timed_tokens_per_second(engine, batch, max_tokens=options.max_tokens, form=form)
+
+    def free() -> float:
+        return timed_tokens_per_second(engine, batch, max_tokens=options.max_tokens)
+
+    contenders: dict[str, Callable[[], float]] = {"free": free}
+    contenders |= {name: (lambda name=name: formed(name)) for name in known}  # type: ignore[misc]
+    runs = interleave(contenders, num_runs=options.num_runs)
+    result.figures.append(Figure(f"{options.num_streams} streams, free text", "tokens/s", tuple(runs["free"])))
+    for name in known:
+        result.figures.append(Figure(f"{options.num_streams} streams, {name}", "tokens/s", tuple(runs[name])))
+        costs = tuple((1 - ratio) * 100 for ratio in ratios(runs[name], runs["free"]))
+        cost = Figure(f"{name} costs, run by run", "%", costs)
+        result.figures.append(cost)
+        if name == "llguidance":
+            target = f"a form costs under 3 % of throughput at {options.num_streams} streams"
+            result.targets.append(Target(target, cost.median, "%", cost.median < 3))
+    for one in masks.values():
+        one.close()
+    engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num-runs", type=int, default=7)
+    parser.add_argument("--num-streams", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    options = parser.parse_args()
+    path = smollm2_path()
+    tokenizer = load_tokenizer(path)
+    vocabulary = vocabulary_of(tokenizer, num_logits=tokenizer.vocab_size, eos_token_ids=tokenizer.eos_token_ids)
+    known = backends(vocabulary)
+    result = Result(
+        "structured_output",
+        "SmolLM2-135M Q4_1: the first token's delay by a JSON schema of 100 kB; throughput under a schema beside free text",
+    )
+    measure_delays(result, known, vocabulary, options.num_runs)
+    measure_throughput(result, path, known, vocabulary, options)
+    result.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""A client's JSON Schema made ready for a grammar library: what the library would not enforce exactly is put exactly, or
+refused by name.
+
+Knows the keywords of draft 2020-12 and of the drafts before it, and the departures of llguidance from them that the public
+test suite shows (benchmarks/json_schema_suite.py). llguidance itself refuses the keywords that it does not implement.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.base.errors import InvalidRequestError
+from headrace.engine.mind.structured_output import StructuredOutput
+
+Schema = bool | dict[str, Any]
+
+_MAX_DEPTH = 200
+"""Levels of a schema that are looked at; deeper ones are refused."""
+
+_OLD_KEYWORDS = {
+    "$recursiveRef": "it is draft 2019-09's; use $ref",
+    "$recursiveAnchor": "it is draft 2019-09's; use $ref",
+    "additionalItems": "it was replaced by items beside prefixItems",
+    "divisibleBy": "it is draft 3's; use multipleOf",
+    "disallow": "it is draft 3's",
+    "extends": "it is draft 3's; use allOf",
+    "x-guidance": "it would change how other keywords are enforced",
+}
+"""Keywords that would be passed over, though they assert something, or that change what is enforced."""
+
+_SCHEMAS = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames",
+            "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas", "contains")
+"""Keywords by which other schemas evaluate properties and items of the same instance."""
+
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
+# Dates that exist. llguidance's own format admits 30 and 29 February in every year.
+_YEAR = "[0-9]{4}"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+# A leap second exists only at 23:59:60 UTC. At other offsets it is left out: nobody needs it generated.
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]+)?"
+_OFFSET = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_TIME = f"(?:{_CLOCK}{_OFFSET}|23:59:60(?:\\.[0-9]+)?(?:[Zz]|[+-]00:00))"
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
+
+# ECMA-262's white space, which patterns are written in, differs from Unicode's by U+FEFF and U+0085.
+_ECMA_SPACE = r"\t\n\x0b\x0c\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}"
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+def read_json_schema(wanted: StructuredOutput) -> str:
+    """The schema to compile, as JSON. Raises InvalidRequestError naming the keyword and its place."""
+    try:
+        schema = json.loads(wanted.text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{wanted.field} is not valid JSON: {error}", param=wanted.field) from None
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequestError(f"{wanted.field} must be a JSON Schema: an object, or true or false", param=wanted.field)
+    if schema is False:
+        raise InvalidRequestError(f"{wanted.field} cannot be enforced: nothing satisfies false", param=wanted.field)
+    return json.dumps(_Reader(wanted).read({} if schema is True else schema, "", 0), ensure_ascii=False)
+
+
+class _Reader:
+    def __init__(self, wanted: StructuredOutput) -> None:
+        self._field = wanted.field
+        self._closes_objects = wanted.disable_additional_properties
+
+    def read(self, schema: Any, path: str, depth: int) -> Any:
+        """The schema and all in it, keywords in their order: llguidance writes properties in the order given."""
+        if not isinstance(schema, dict):
+            return schema
+        if depth > _MAX_DEPTH:
+            raise InvalidRequestError(f"{self._field} is nested too deeply", param=self._field)
+        self._check(schema, path)
+        schema = _without_idle_keywords(schema)
+        read = {name: self._keyword(name, value, path, depth) for name, value in schema.items()}
+        _put_format(read)
+        _put_dependent_required(read)
+        if self._closes_objects and ("properties" in read or read.get("type") == "object"):
+            read.setdefault("additionalProperties", False)
+        return read
+
+    def _keyword(self, name: str, value: Any, path: str, depth: int) -> Any:
+        place = f"{path}/{name}"
+        if name in _SCHEMAS:
+            return self.read(value, place, depth + 1)
+        if name in _LISTS and isinstance(value, list):
+            return [self.read(one, f"{place}/{i}", depth + 1) for i, one in enumerate(value)]
+        if name == "patternProperties" and isinstance(value, dict):
+            return {_ecma(key): self.read(one, f"{place}/{key}", depth + 1) for key, one in value.items()}
+        if name in _MAPS and isinstance(value, dict):
+            return {key: self.read(one, f"{place}/{key}", depth + 1) for key, one in value.items()}
+        if name == "pattern" and isinstance(value, str):
+            return _ecma(value)
+        if name in _COUNTS and isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value
+
+    def _check(self, schema: Mapping[str, Any], path: str) -> None:
+        for name, reason in _OLD_KEYWORDS.items():
+            if name in schema:
+                self._refuse(name, path, reason)
+        if isinstance(schema.get("items"), list):
+            self._refuse("items", path, "a list of schemas is an older draft's; use prefixItems")
+        for name in ("exclusiveMinimum", "exclusiveMaximum"):
+            if isinstance(schema.get(name), bool):
+                self._refuse(name, path, "true and false are draft 4's; give the number")
+        if "required" in schema and not isinstance(schema["required"], list):
+            self._refuse("required", path, "it is a list of names")
+        least = schema.get("minProperties")
+        required = schema.get("required")
+        num_required = len(set(required)) if isinstance(required, list) else 0
+        if (
+            isinstance(least, int | float)
+            and least > max(num_required, 1)
+            and schema.get("additionalProperties") is not False
+        ):
+            # The same further name could be written twice, which makes one property.
+            self._refuse("minProperties", path, "above 1 it is enforced only where the properties are all named in required")
+
+    def _refuse(self, name: str, path: str, reason: str) -> None:
+        place = f" at {path}" if path else ""
+        raise InvalidRequestError(
+            f"{self._field} cannot be enforced: the keyword {name}{place} is not supported: {reason}", param=self._field
+        )
+
+
+def _without_idle_keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Without keywords that assert nothing where they stand, and with others put more simply, without change of meaning."""
+    kept = dict(schema)
+    if "if" not in kept:
+        kept.pop("then", None)
+        kept.pop("else", None)
+    elif "then" not in kept and "else" not in kept:
+        del kept["if"]
+    if "contains" not in kept:
+        kept.pop("minContains", None)
+        kept.pop("maxContains", None)
+    if kept.get("uniqueItems") is False:
+        del kept["uniqueItems"]
+    for unevaluated, rest in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        if unevaluated in kept and rest in kept:
+            del kept[unevaluated]  # everything is evaluated
+        elif unevaluated in kept and not any(name in schema for name in _IN_PLACE):
+            kept = {rest if name == unevaluated else name: value for name, value in kept.items()}
+    return kept
+
+
+def _put_format(schema: dict[str, Any]) -> None:
+    """Formats whose own implementation admits what is not valid, as patterns that do not."""
+    name = schema.get("format")
+    pattern = _FORMATS.get(name) if isinstance(name, str) else None
+    if pattern is None:
+        return
+    del schema["format"]
+    if "pattern" in schema:
+        schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
+    else:
+        schema["pattern"] = pattern
+
+
+def _put_dependent_required(schema: dict[str, Any]) -> None:
+    """`a` needs `b`: there is no `a`, or there are both."""
+    needs = schema.get("dependentRequired")
+    if not isinstance(needs, dict) or not all(isinstance(names, list) for names in needs.values()):
+        return
+    del schema["dependentRequired"]
+    cases = [
+        {"anyOf": [{"properties": {name: False}}, {"required": list(dict.fromkeys([name, *needed]))}]}
+        for name, needed in needs.items()
+        if needed
+    ]
+    if cases:
+        schema["allOf"] = [*schema.get("allOf", ()), *cases]
+
+
+def _ecma(pattern: str) -> str:
+    """A pattern with ECMA-262's white space spelt out, for a library that knows Unicode's."""
+    replacements = {"s": f"[{_ECMA_SPACE}]", "S": f"[^{_ECMA_SPACE}]"}
+    return _ESCAPED.sub(lambda match: replacements.get(match[1], match[0]), pattern)

@@ -1,0 +1,151 @@
+"""Forms by llguidance: an Earley parser over derivative-based lexing, in Rust, outside the GIL while it works.
+
+Knows llguidance's interface and where it would not enforce what it is given. Does not know requests or sampling.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from headrace.base.errors import InvalidRequestError
+from headrace.engine.grammar.gbnf import gbnf_to_lark, is_gbnf
+from headrace.engine.grammar.json_schema import read_json_schema
+from headrace.engine.grammar.protocol import BITS_PER_WORD, TokenMask, Vocabulary
+from headrace.engine.grammar.structural_tag import structural_tag_to_lark
+from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
+
+_SILENT = 0
+_LONGEST_REASON = 500
+
+
+class LlguidanceBackend:
+    """Implements `protocol.GrammarBackend`. Safe to use from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        assert vocabulary.eos_token_ids, "no token ends an answer"
+        self._eos_token_ids = vocabulary.eos_token_ids
+        self._num_mask_words = vocabulary.num_mask_words
+        self._special_names = _names(vocabulary)
+        self._tokenizer = LLTokenizer(
+            _TokenSource(vocabulary),  # type: ignore[arg-type]  # it takes whatever looks like its own wrapper
+            n_vocab=len(vocabulary.token_bytes),
+            eos_token=list(vocabulary.eos_token_ids),
+        )
+        # Its errors would carry its whole state, and the client's schema with it.
+        self._limits = LLParserLimits(verbose_errors=False)
+
+    def compile(self, wanted: StructuredOutput) -> "LlguidanceForm":
+        matcher = LLMatcher(self._tokenizer, self._grammar(wanted), log_level=_SILENT, limits=self._limits)
+        if matcher.is_error():
+            raise _refusal(wanted, matcher.get_error())
+        form = LlguidanceForm(matcher, self._eos_token_ids)
+        _check_can_begin(form, wanted, self._num_mask_words)
+        return form
+
+    def _grammar(self, wanted: StructuredOutput) -> str:
+        match wanted.kind:
+            case OutputKind.JSON_SCHEMA:
+                schema = read_json_schema(wanted)
+                return LLMatcher.grammar_from_json_schema(schema, overrides=_whitespace(wanted))  # type: ignore[arg-type]
+            case OutputKind.REGEX:
+                return LLMatcher.grammar_from_regex(wanted.text)
+            case OutputKind.CHOICE:
+                return LLMatcher.grammar_from_lark(_choice(json.loads(wanted.text)))
+            case OutputKind.GRAMMAR:
+                text = gbnf_to_lark(wanted.text, wanted.field) if is_gbnf(wanted.text) else wanted.text
+                return LLMatcher.grammar_from_lark(text)
+            case OutputKind.STRUCTURAL_TAG:
+                return LLMatcher.grammar_from_lark(structural_tag_to_lark(wanted, self._special_names))
+
+
+class LlguidanceForm:
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+        self._beginning = matcher
+        self._eos_token_ids = eos_token_ids
+
+    def matcher(self) -> "LlguidanceMatcher":
+        return LlguidanceMatcher(self._beginning.deep_copy(), self._eos_token_ids)
+
+
+class LlguidanceMatcher:
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._eos_token_ids = eos_token_ids
+
+    def accept(self, token_id: int) -> bool:
+        return not self._matcher.is_stopped() and self._matcher.consume_token(token_id)
+
+    def fill(self, mask: TokenMask) -> None:
+        if not self._matcher.is_stopped():
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            return
+        mask.fill(0)  # the form is complete, and nothing can follow
+        for token_id in self._eos_token_ids:
+            mask[token_id // BITS_PER_WORD] |= _bit(token_id)
+
+    def may_end(self) -> bool:
+        return not self._matcher.is_error() and self._matcher.is_accepting()
+
+    def failure(self) -> str:
+        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+
+class _TokenSource:
+    """A vocabulary as LLTokenizer reads it."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.token_bytes
+        self.special_token_ids = vocabulary.special_token_ids
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.bos_token_id = None
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+def _check_can_begin(form: LlguidanceForm, wanted: StructuredOutput, num_mask_words: int) -> None:
+    """Raises InvalidRequestError where no answer has the form, for example because a rule needs itself."""
+    matcher = form.matcher()
+    mask: TokenMask = np.zeros(num_mask_words, dtype=np.int32)
+    matcher.fill(mask)
+    if matcher.failure() or not mask.any():
+        raise _refusal(wanted, "no answer can have this form")
+
+
+def _bit(token_id: int) -> int:
+    """As the signed number that a mask's word is."""
+    bit = 1 << (token_id % BITS_PER_WORD)
+    return bit - (1 << BITS_PER_WORD) if bit >> (BITS_PER_WORD - 1) else bit
+
+
+def _names(vocabulary: Vocabulary) -> frozenset[str]:
+    """Control tokens that Lark's notation can name: those in angle brackets."""
+    texts = (vocabulary.token_bytes[token_id].decode("utf-8", "replace") for token_id in vocabulary.special_token_ids)
+    return frozenset(text for text in texts if re.fullmatch(r"<[^<>\s]+>", text))
+
+
+def _whitespace(wanted: StructuredOutput) -> dict[str, object]:
+    if wanted.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    if wanted.whitespace_pattern is not None:
+        return {"whitespace_pattern": wanted.whitespace_pattern}
+    return {}
+
+
+def _choice(choices: Sequence[str]) -> str:
+    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+def _refusal(wanted: StructuredOutput, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{wanted.field} cannot be enforced: {_first_line(reason)}", param=wanted.field)
+
+
+def _first_line(reason: str) -> str:
+    line = reason.strip().split("\n<state>")[0].split("\n<grammar>")[0].strip()
+    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}…"

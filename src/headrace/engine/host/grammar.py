@@ -1,0 +1,78 @@
+"""FormCompiler: makes forms ready, off the engine's loop, before a request that asks for one is admitted.
+
+Knows threads, the tokenizer and when the vocabulary is loaded. Does not know requests, nor how libraries compile.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from headrace.base.errors import HeadraceError, InvalidRequestError
+from headrace.engine.grammar.cache import FormCache
+from headrace.engine.grammar.protocol import Vocabulary
+from headrace.engine.grammar.registry import make_backend
+from headrace.engine.host.generation import Tokenizer
+from headrace.engine.host.tokenizer import load_tokenizer
+from headrace.engine.mind.structured_output import StructuredOutput
+
+_NUM_THREADS = 4
+"""So many forms may be compiled at once: one that takes long does not hold up the others."""
+
+Compiled = Callable[[InvalidRequestError | None], None]
+"""Hears that a form is ready, or why it cannot be enforced."""
+
+
+class FormCompiler:
+    def __init__(self, load: Callable[[], tuple[Vocabulary, FormCache]]) -> None:
+        """`load` is called once, on a thread, from now on: reading a vocabulary takes a good part of a second."""
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="headrace-forms")
+        self._loaded: Future[tuple[Vocabulary, FormCache]] = self._threads.submit(load)
+
+    def is_ready(self, wanted: StructuredOutput) -> bool:
+        """Whether the form can be used at once."""
+        is_loaded = self._loaded.done() and self._loaded.exception() is None
+        return is_loaded and self._loaded.result()[1].is_ready(wanted)
+
+    def compile(self, wanted: StructuredOutput, done: Compiled) -> None:
+        """Calls `done` from a thread, once."""
+        self._threads.submit(self._compile, wanted, done)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, wanted: StructuredOutput, done: Compiled) -> None:
+        try:
+            _, forms = self._loaded.result()
+            forms.get(wanted)
+        except InvalidRequestError as error:
+            done(error)
+        except Exception as error:
+            # Whatever a library makes of a stranger's grammar, it concerns that stranger's request alone.
+            done(InvalidRequestError(f"{wanted.field} cannot be enforced: {_described(error)}", param=wanted.field))
+        else:
+            done(None)
+
+
+def load_vocabulary(model_path: Path, *, num_logits: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
+    """`eos_token_ids`: those that end a generation, as the model's configuration says; where it says nothing, the
+    tokenizer's own."""
+    return vocabulary_of(load_tokenizer(model_path), num_logits=num_logits, eos_token_ids=eos_token_ids)
+
+
+def vocabulary_of(tokenizer: Tokenizer, *, num_logits: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
+    num_tokens = min(num_logits, tokenizer.vocab_size)
+    padding = (b"",) * (num_logits - num_tokens)
+    return Vocabulary(
+        token_bytes=(*(tokenizer.token_bytes(token_id) for token_id in range(num_tokens)), *padding),
+        special_token_ids=tuple(token_id for token_id in range(num_tokens) if tokenizer.is_special(token_id)),
+        eos_token_ids=eos_token_ids or tokenizer.eos_token_ids,
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
+    )
+
+
+def load_forms(backend: str, vocabulary: Vocabulary) -> FormCache:
+    return FormCache(make_backend(backend, vocabulary))
+
+
+def _described(error: Exception) -> str:
+    return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,51 @@
+"""StructuredOutput: the form that an answer must have, as one request asked for it.
+
+Knows kinds of form and their text. Does not know tokens, nor how a form is compiled or enforced: `engine/grammar/` does. The
+mind carries it to the workers and decides nothing by it.
+"""
+
+import hashlib
+from enum import StrEnum
+
+import msgspec
+
+
+class OutputKind(StrEnum):
+    JSON_SCHEMA = "json_schema"
+    """`text` is a JSON Schema (draft 2020-12)."""
+    REGEX = "regex"
+    """`text` is a regular expression that the whole answer matches."""
+    CHOICE = "choice"
+    """`text` is a JSON list of strings, one of which is the answer."""
+    GRAMMAR = "grammar"
+    """`text` is a grammar, in GBNF (rules are written `name ::=`) or in Lark's notation (`name:`)."""
+    STRUCTURAL_TAG = "structural_tag"
+    """`text` is a JSON object that says which tags the text may hold, and what stands in them."""
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    kind: OutputKind
+    text: str
+    field: str = "structured_outputs"
+    """The field in which the client asked for it: what a refusal names."""
+    disable_any_whitespace: bool = False
+    """JSON is written without spaces and line breaks."""
+    whitespace_pattern: str | None = None
+    """A regular expression for each run of whitespace in JSON; None: any that JSON allows."""
+    disable_additional_properties: bool = False
+    """Objects of a JSON Schema have no properties but those that it names."""
+    begins_after: tuple[int, ...] = ()
+    """Token ids after which the form begins: what stands before them, for example reasoning, is free, but the answer cannot
+    end there. Empty: it begins with the answer."""
+
+    @property
+    def content_key(self) -> bytes:
+        """Equal where the compiled form is: a hash of all that decides it."""
+        decisive = (
+            self.kind.value,
+            self.text,
+            self.disable_any_whitespace,
+            self.whitespace_pattern,
+            self.disable_additional_properties,
+        )
+        return hashlib.blake2b(msgspec.msgpack.encode(decisive), digest_size=16).digest()

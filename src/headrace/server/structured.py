@@ -1,0 +1,95 @@
+"""The form of an answer, as clients ask for it: `response_format` and `structured_outputs`, read into a StructuredOutput.
+
+Knows the fields and which exclude one another. Does not know what can be compiled: the engine says so, before the request is
+admitted.
+"""
+
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import InvalidRequestError
+from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
+from headrace.protocol.openai import GenerationFields, ResponseFormat, StructuredOutputs
+
+_ANY_OBJECT = '{"type":"object"}'
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+def structured_output(request: GenerationFields) -> StructuredOutput | None:
+    """What the request asks for; None for free text. Raises InvalidRequestError where it contradicts itself."""
+    by_format = _of_response_format(request.response_format) if request.response_format is not None else None
+    by_options = _of_structured_outputs(request.structured_outputs) if request.structured_outputs is not None else None
+    if by_format is not None and by_options is not None:
+        raise InvalidRequestError(
+            "response_format and structured_outputs exclude one another: give one of them", param="structured_outputs"
+        )
+    wanted = by_format or by_options
+    if wanted is not None and request.ignore_eos:
+        raise InvalidRequestError(
+            f"ignore_eos contradicts {wanted.field}: an answer of a form ends where the form does", param="ignore_eos"
+        )
+    return wanted
+
+
+def _of_response_format(asked: ResponseFormat) -> StructuredOutput | None:
+    match asked.type:
+        case "text":
+            return None
+        case "json_object":
+            schema = _ANY_OBJECT if asked.schema is None else _json(asked.schema)
+            field = "response_format" if asked.schema is None else "response_format.schema"
+            return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=schema, field=field)
+        case "json_schema":
+            if asked.json_schema is None or asked.json_schema.schema is None:
+                path = "response_format.json_schema" + ("" if asked.json_schema is None else ".schema")
+                raise InvalidRequestError(f"{path} is required where the type is json_schema", param=path)
+            return StructuredOutput(
+                kind=OutputKind.JSON_SCHEMA, text=_json(asked.json_schema.schema), field="response_format.json_schema.schema"
+            )
+        case "structural_tag":
+            parts = {"structures": asked.structures, "triggers": asked.triggers, "format": asked.format}
+            given = {name: value for name, value in parts.items() if value is not None}
+            return StructuredOutput(kind=OutputKind.STRUCTURAL_TAG, text=_json(given), field="response_format")
+
+
+def _of_structured_outputs(asked: StructuredOutputs) -> StructuredOutput | None:
+    given = [name for name in _KINDS if getattr(asked, name) not in (None, False)]
+    if len(given) != 1:
+        raise InvalidRequestError(
+            f"structured_outputs must hold exactly one of {', '.join(_KINDS)}"
+            + (f", not {' and '.join(given)}" if given else ""),
+            param="structured_outputs",
+        )
+    name = given[0]
+    kind, text = _kind_and_text(name, asked)
+    return StructuredOutput(
+        kind=kind,
+        text=text,
+        field=f"structured_outputs.{name}",
+        disable_any_whitespace=bool(asked.disable_any_whitespace),
+        whitespace_pattern=asked.whitespace_pattern,
+        disable_additional_properties=bool(asked.disable_additional_properties),
+    )
+
+
+def _kind_and_text(name: str, asked: StructuredOutputs) -> tuple[OutputKind, str]:
+    match name:
+        case "json":
+            return OutputKind.JSON_SCHEMA, _json(asked.json)
+        case "json_object":
+            return OutputKind.JSON_SCHEMA, _ANY_OBJECT
+        case "regex":
+            return OutputKind.REGEX, asked.regex or ""
+        case "choice":
+            if not asked.choice:
+                raise InvalidRequestError("structured_outputs.choice holds no choices", param="structured_outputs.choice")
+            return OutputKind.CHOICE, _json(asked.choice)
+        case "grammar":
+            return OutputKind.GRAMMAR, asked.grammar or ""
+    return OutputKind.STRUCTURAL_TAG, _json(asked.structural_tag)
+
+
+def _json(value: Any) -> str:
+    """As JSON text; a string is JSON text already."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

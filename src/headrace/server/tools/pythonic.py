@@ -1,0 +1,66 @@
+"""Calls written as Python: Llama 3.2 and 4 when told so, and others.
+
+    [turn_wheel(rpm=3, way="left"), stop_wheel()]
+
+Nothing announces them, so such a list is a call only at the beginning of a line, and only of a tool that the request gave.
+LFM2 puts them between marks: `<|tool_call_start|>[…]<|tool_call_end|>`.
+"""
+
+import re
+from typing import ClassVar
+
+from headrace.server.parsing.python_text import python_value
+from headrace.server.parsing.reader import NotAsExpected, Reading
+from headrace.server.tools.unmarked import UnmarkedCallParser
+
+_KEYWORD = re.compile(r"\w+")
+
+
+class PythonicParser(UnmarkedCallParser):
+    markers = ("<|tool_call_start|>", "<|python_start|>", "<|python_tag|>")
+    closers: ClassVar[tuple[str, ...]] = ("<|tool_call_end|>", "<|python_end|>")
+    shown_tokens = closers
+    beginnings = "["
+
+    def _calls(self, marker: str) -> Reading[None]:
+        reader = self.reader
+        yield from reader.space()
+        yield from reader.expect("[")
+        while True:
+            yield from reader.space()
+            yield from self._call()
+            yield from reader.space()
+            if (yield from reader.peek()) == "]":
+                break
+            yield from reader.expect(",")
+            self._next_call()
+        reader.take()
+        reader.settle()
+        if marker:
+            yield from reader.space()
+            yield from reader.any_of(self.closers)
+
+    def _call(self) -> Reading[None]:
+        reader = self.reader
+        name = yield from self._name()
+        yield from reader.expect("(")
+        if name not in self.tools:
+            raise NotAsExpected
+        self._commit(name)
+        self._write_arguments("{")
+        is_first = True
+        while True:
+            yield from reader.space()
+            if (yield from reader.peek()) == ")":
+                break
+            if not is_first:
+                yield from reader.expect(",")
+                yield from reader.space()
+                if (yield from reader.peek()) == ")":
+                    break
+            yield from self._argument_name(_KEYWORD, "=", is_first=is_first)
+            yield from reader.space()
+            yield from python_value(reader, self._write_arguments)
+            is_first = False
+        reader.take()
+        self._write_arguments("}")

@@ -1,0 +1,177 @@
+"""What a request says of tools: checked, as the template sees them, and as a form that a call must have.
+
+Knows the fields `tools`, `tool_choice` and `parallel_tool_calls`. Does not know how calls are written or read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import InvalidRequestError
+from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
+from headrace.protocol.openai import ChatCompletionRequest, FunctionDefinition, NamedToolChoice, ToolDefinition
+from headrace.server.errors import shortened, suggestion
+from headrace.server.tools.parser import MAX_NAME, NAME
+from headrace.server.tools.schemas import Tools
+
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """How one request uses tools."""
+
+    for_template: list[dict[str, Any]] | None = None
+    """As chat templates know them; None: the model is not told of any."""
+    tools: Tools | None = None
+    """What calls may name; None: nothing in the answer is a call."""
+    required_form: StructuredOutput | None = None
+    """The form of an answer that must call."""
+    is_limited_to_one: bool = False
+
+
+def tool_use(request: ChatCompletionRequest, form: StructuredOutput | None) -> ToolUse:
+    """`form`: what the request asks of the answer apart from tools.
+
+    Raises InvalidRequestError where the fields contradict one another, or a tool is none.
+    """
+    choice = request.tool_choice
+    for_template = template_tools(request.tools)
+    if not request.tools:
+        if choice not in (None, "none", "auto"):
+            raise InvalidRequestError("tool_choice asks for a call, and there are no tools", param="tool_choice")
+        return ToolUse()
+    schemas = {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in request.tools}
+    if choice == "none":
+        return ToolUse()
+    if form is not None:
+        raise InvalidRequestError(
+            f"{form.field} leaves no room for calls: leave tools out, or tell the model to call none by tool_choice 'none'",
+            param=form.field,
+        )
+    is_limited = request.parallel_tool_calls is False
+    required_form = None
+    if isinstance(choice, NamedToolChoice):
+        name = choice.function.name
+        if name not in schemas:
+            raise InvalidRequestError(
+                f"tool_choice names {shortened(name)!r}, which is none of the tools{suggestion(name, schemas)}",
+                param="tool_choice.function.name",
+            )
+        schemas = {name: schemas[name]}
+        is_limited = True
+    if choice == "required" or isinstance(choice, NamedToolChoice):
+        required_form = StructuredOutput(
+            kind=OutputKind.JSON_SCHEMA,
+            text=msgspec.json.encode(calls_schema(schemas, is_limited_to_one=is_limited)).decode(),
+            field="tools",
+        )
+    else:
+        _refuse_strict(request.tools)
+    return ToolUse(
+        for_template=for_template, tools=Tools(schemas), required_form=required_form, is_limited_to_one=is_limited
+    )
+
+
+def template_tools(tools: Sequence[ToolDefinition] | None) -> list[dict[str, Any]] | None:
+    """Tools as chat templates know them. `strict` is for the server alone. Raises InvalidRequestError where one is none."""
+    if not tools:
+        return None
+    names: dict[str, int] = {}
+    for i, tool in enumerate(tools):
+        _check_function(tool.function, f"tools[{i}].function")
+        first = names.setdefault(tool.function.name, i)
+        if first != i:
+            raise InvalidRequestError(
+                f"tools[{i}].function.name is the same as that of tools[{first}]: {tool.function.name!r}",
+                param=f"tools[{i}].function.name",
+            )
+    return [{"type": tool.type, "function": _as_template_knows(tool.function)} for tool in tools]
+
+
+def _as_template_knows(function: FunctionDefinition) -> dict[str, Any]:
+    known = {"name": function.name, "description": function.description, "parameters": function.parameters}
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def _check_function(function: FunctionDefinition, path: str) -> None:
+    if not NAME.fullmatch(function.name) or len(function.name) > MAX_NAME:
+        raise InvalidRequestError(
+            f"{path}.name must be 1 to {MAX_NAME} letters, digits and `_ . - : /`, not {shortened(function.name)!r}",
+            param=f"{path}.name",
+        )
+    schema = function.parameters
+    if schema is None:
+        return
+    kind = schema.get("type", "object")
+    if kind != "object":
+        raise InvalidRequestError(
+            f"{path}.parameters must be a schema of type 'object', not {shortened(str(kind))!r}",
+            param=f"{path}.parameters.type",
+        )
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict) or not all(isinstance(one, dict | bool) for one in properties.values()):
+        raise InvalidRequestError(
+            f"{path}.parameters.properties must be an object of schemas", param=f"{path}.parameters.properties"
+        )
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        raise InvalidRequestError(f"{path}.parameters.required must be a list of names", param=f"{path}.parameters.required")
+
+
+def _refuse_strict(tools: Sequence[ToolDefinition]) -> None:
+    for i, tool in enumerate(tools):
+        if tool.function.strict:
+            raise InvalidRequestError(
+                f"tools[{i}].function.strict is not supported with tool_choice 'auto': the model writes its calls freely; "
+                "'required', or a named tool, holds them to the schema",
+                param=f"tools[{i}].function.strict",
+                code="unsupported_parameter",
+            )
+
+
+# The form of an answer that must call
+
+
+def calls_schema(schemas: Mapping[str, Mapping[str, Any]], *, is_limited_to_one: bool) -> dict[str, Any]:
+    """A list of calls: what constrained decoding makes the model write where it must call."""
+    definitions: dict[str, Any] = {}
+    calls = []
+    for name, schema in schemas.items():
+        arguments: Any = schema
+        if _has_references(schema):
+            # They point at places in the tool's own schema, which becomes part of a larger one.
+            place = "#/$defs/" + name.replace("~", "~0").replace("/", "~1")
+            definitions[name] = _moved(schema, place)
+            arguments = {"$ref": place}
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "parameters": arguments},
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    form: dict[str, Any] = {"type": "array", "minItems": 1, "items": calls[0] if len(calls) == 1 else {"anyOf": calls}}
+    if is_limited_to_one:
+        form["maxItems"] = 1
+    return form | ({"$defs": definitions} if definitions else {})
+
+
+def _has_references(schema: Any) -> bool:
+    if isinstance(schema, Mapping):
+        return isinstance(schema.get("$ref"), str) or any(map(_has_references, schema.values()))
+    return isinstance(schema, list) and any(map(_has_references, schema))
+
+
+def _moved(schema: Any, place: str) -> Any:
+    if isinstance(schema, Mapping):
+        return {
+            key: place + value.removeprefix("#")
+            if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else _moved(value, place)
+            for key, value in schema.items()
+        }
+    return [_moved(one, place) for one in schema] if isinstance(schema, list) else schema

@@ -1,0 +1,306 @@
+"""Every grammar library behind the protocol: what is accepted, what may come next, where an answer may end."""
+
+import importlib.util
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.grammar.vocabularies import EOS, IM_END, IM_START, LongTokenizer, vocabulary
+
+from headrace.base.errors import ConfigurationError, InvalidRequestError
+from headrace.engine.grammar.protocol import GrammarBackend, Matcher
+from headrace.engine.grammar.registry import BACKENDS, check_installed, make_backend
+from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+VOCABULARY = vocabulary()
+
+
+@pytest.fixture(scope="module", params=list(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> GrammarBackend:
+    try:
+        check_installed(request.param)
+    except ConfigurationError as error:
+        pytest.skip(f"an extra: {error}")
+    return make_backend(request.param, VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def llguidance() -> GrammarBackend:
+    return make_backend("llguidance", VOCABULARY)
+
+
+def form(kind: OutputKind, text: Any, **options: Any) -> StructuredOutput:
+    return StructuredOutput(kind=kind, text=text if isinstance(text, str) else json.dumps(text), **options)
+
+
+def accepts(backend: GrammarBackend, wanted: StructuredOutput, answer: str) -> bool:
+    matcher = backend.compile(wanted).matcher()
+    tokens = LongTokenizer().encode(answer)
+    return all(matcher.accept(token) for token in tokens) and matcher.may_end()
+
+
+def allowed(matcher: Matcher) -> list[int]:
+    mask = np.zeros(VOCABULARY.num_mask_words, dtype=np.int32)
+    matcher.fill(mask)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=len(VOCABULARY.token_bytes))
+    return [int(token) for token in np.nonzero(bits)[0]]
+
+
+def advance(backend: GrammarBackend, wanted: StructuredOutput, answer: str) -> Matcher:
+    matcher = backend.compile(wanted).matcher()
+    for token in LongTokenizer().encode(answer):
+        assert matcher.accept(token)
+    return matcher
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_valid"),
+    [
+        ('{"name": "Ada", "age": 36}', True),
+        ('{"name":"水 é"}', True),
+        ('{"name": "Ada", "age": 151}', False),
+        ('{"name": "Ada", "age": "36"}', False),
+        ('{"age": 36}', False),
+        ('{"name": "Ada", "more": 1}', False),
+        ('{"name": "Ada"', False),
+        ("[]", False),
+    ],
+)
+def test_a_json_schema_accepts_its_instances_and_nothing_else(backend: GrammarBackend, answer: str, is_valid: bool) -> None:
+    assert accepts(backend, form(OutputKind.JSON_SCHEMA, PERSON), answer) is is_valid
+
+
+@pytest.mark.parametrize(("answer", "is_valid"), [("042-ab", True), ("42-ab", False), ("042-ab ", False), ("042-a", False)])
+def test_a_regular_expression_matches_the_whole_answer(backend: GrammarBackend, answer: str, is_valid: bool) -> None:
+    assert accepts(backend, form(OutputKind.REGEX, "[0-9]{3}-[a-z]{2}"), answer) is is_valid
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_valid"), [("yes", True), ('"no"\n', True), ("naïve 水", True), ("ye", False), ("no", False)]
+)
+def test_one_of_the_choices_is_the_answer(backend: GrammarBackend, answer: str, is_valid: bool) -> None:
+    assert accepts(backend, form(OutputKind.CHOICE, ["yes", '"no"\n', "naïve 水"]), answer) is is_valid
+
+
+@pytest.mark.parametrize(("answer", "is_valid"), [("((x)y)", True), ("(x", False), ("x)", False), ("", False)])
+def test_a_recursive_grammar_counts_its_parentheses(backend: GrammarBackend, answer: str, is_valid: bool) -> None:
+    grammar = 'root ::= "(" (root | [a-z])* ")"'
+    assert accepts(backend, form(OutputKind.GRAMMAR, grammar), answer) is is_valid
+
+
+def test_the_end_is_allowed_exactly_where_the_form_may_end(backend: GrammarBackend) -> None:
+    wanted = form(OutputKind.REGEX, "a(bc)*")
+    for answer, may_end in [("", False), ("a", True), ("ab", False), ("abc", True), ("abcb", False)]:
+        matcher = advance(backend, wanted, answer)
+        assert [token for token in allowed(matcher) if token in (EOS, IM_END)] == ([EOS, IM_END] if may_end else [])
+        assert matcher.may_end() is may_end
+
+
+def test_where_nothing_can_follow_only_the_end_is_allowed(backend: GrammarBackend) -> None:
+    assert allowed(advance(backend, form(OutputKind.CHOICE, ["yes", "no"]), "yes")) == [EOS, IM_END]
+
+
+def test_control_tokens_are_no_text(backend: GrammarBackend) -> None:
+    special = set(VOCABULARY.special_token_ids) - {EOS, IM_END}
+    assert not special & set(allowed(advance(backend, form(OutputKind.REGEX, r"(.|\n)*"), "x")))
+
+
+def test_every_allowed_token_is_accepted_and_no_other(backend: GrammarBackend) -> None:
+    compiled = backend.compile(form(OutputKind.JSON_SCHEMA, PERSON))
+    for beginning in ("", '{"', '{"name": "é', '{"name": "x", "age": 1'):
+        matcher = advance(backend, form(OutputKind.JSON_SCHEMA, PERSON), beginning)
+        may = set(allowed(matcher)) - {EOS, IM_END}
+        for token in range(len(VOCABULARY.token_bytes)):
+            if token in (EOS, IM_END):
+                continue
+            again = compiled.matcher()
+            for known in LongTokenizer().encode(beginning):
+                assert again.accept(known)
+            # A mask may be stricter than the form: where the text is settled it asks for its usual tokens.
+            assert again.accept(token) or token not in may
+
+
+def test_matchers_of_one_form_do_not_touch_one_another(backend: GrammarBackend) -> None:
+    compiled = backend.compile(form(OutputKind.CHOICE, ["ab", "cd"]))
+    first, second = compiled.matcher(), compiled.matcher()
+    assert first.accept(ord("a"))
+    assert {ord("a"), ord("c")} <= set(allowed(second))
+
+
+def test_white_space_can_be_forbidden(backend: GrammarBackend) -> None:
+    wanted = form(OutputKind.JSON_SCHEMA, PERSON, disable_any_whitespace=True)
+    assert accepts(backend, wanted, '{"name":"x"}') or accepts(backend, wanted, '{"name": "x"}')
+    assert not accepts(backend, wanted, '{ "name" :\n"x" }')
+
+
+def test_additional_properties_can_be_forbidden(backend: GrammarBackend) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert not accepts(backend, form(OutputKind.JSON_SCHEMA, schema, disable_additional_properties=True), '{"b": 1}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (OutputKind.JSON_SCHEMA, '{"type": '),
+        (OutputKind.JSON_SCHEMA, '"text"'),
+        (OutputKind.JSON_SCHEMA, "false"),
+        (OutputKind.JSON_SCHEMA, '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true}'),
+        (OutputKind.REGEX, "(a"),
+        (OutputKind.REGEX, "a(?=b)"),
+        (OutputKind.GRAMMAR, "root ::= missing"),
+        (OutputKind.GRAMMAR, 'root ::= "a'),
+        (OutputKind.STRUCTURAL_TAG, "{}"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_in_the_clients_words(
+    backend: GrammarBackend, kind: OutputKind, text: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        backend.compile(form(kind, text, field="structured_outputs.x"))
+    assert str(refused.value).startswith("structured_outputs.x")
+    assert refused.value.param is not None and refused.value.param.startswith("structured_outputs.x")
+
+
+def test_an_unknown_backend_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'xgrammar'"):
+        make_backend("xgramar", VOCABULARY)
+
+
+def test_an_extra_that_is_not_installed_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"install headrace\[xgrammar\], or choose llguidance"):
+        check_installed("xgrammar")
+    check_installed("llguidance")
+
+
+# What llguidance alone reads
+
+
+@pytest.mark.parametrize(("answer", "is_valid"), [("<abc>", True), ("<a>", False), ("abc", False)])
+def test_a_lark_grammar_is_read(llguidance: GrammarBackend, answer: str, is_valid: bool) -> None:
+    assert accepts(llguidance, form(OutputKind.GRAMMAR, 'start: "<" WORD ">"\nWORD: /[a-d]{2,4}/'), answer) is is_valid
+
+
+def test_a_grammar_names_control_tokens_in_angle_brackets(llguidance: GrammarBackend) -> None:
+    matcher = advance(llguidance, form(OutputKind.GRAMMAR, 'root ::= "a" <|im_start|> "b"'), "a")
+    assert allowed(matcher) == [IM_START]
+    assert matcher.accept(IM_START)
+    assert allowed(matcher) == [ord("b")]
+
+
+def test_a_vocabulary_smaller_than_the_logits_allows_none_of_the_rest() -> None:
+    wider = vocabulary(num_logits=320)
+    matcher = make_backend("llguidance", wider).compile(form(OutputKind.REGEX, r"(.|\n)*")).matcher()
+    mask = np.zeros(wider.num_mask_words, dtype=np.int32)
+    matcher.fill(mask)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    assert not bits[LongTokenizer().vocab_size :].any()
+
+
+def test_white_space_can_be_given_as_a_pattern(llguidance: GrammarBackend) -> None:
+    wanted = form(OutputKind.JSON_SCHEMA, PERSON, whitespace_pattern=" ")
+    assert accepts(llguidance, wanted, '{"name": "x"}')
+    assert not accepts(llguidance, wanted, '{"name":  "x"}')
+
+
+# Structural tags
+
+
+TAGS = {
+    "structures": [
+        {"begin": "<function=f>", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+                                              "additionalProperties": False}, "end": "</function>"},
+        {"begin": "<function=g>", "schema": {"type": "object"}, "end": "</function>"},
+    ],
+    "triggers": ["<function="],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_valid"),
+    [
+        ("no call", True),
+        ('before <function=f>{"a": 1}</function>', True),
+        ('<function=f>{"a": 1}</function> and <function=g>{}</function> after', True),
+        ('<function=f>{"a": "1"}</function>', False),
+        ('<function=f>{"a": 1}', False),
+        ("<function=h>{}</function>", False),
+    ],
+)
+def test_after_a_trigger_a_tag_must_have_its_form(llguidance: GrammarBackend, answer: str, is_valid: bool) -> None:
+    assert accepts(llguidance, form(OutputKind.STRUCTURAL_TAG, TAGS), answer) is is_valid
+
+
+@pytest.mark.parametrize(
+    ("described", "valid", "invalid"),
+    [
+        ({"type": "const_string", "value": "a/b"}, ["a/b"], ["a", "a/bc"]),
+        ({"type": "regex", "pattern": r"a/b\/c+"}, ["a/b/cc"], ["a/b/"]),
+        ({"type": "grammar", "grammar": 'root ::= "ab" | [a-z] "c"'}, ["ab", "ac", "xc"], ["ax", "a"]),
+        ({"type": "any_text"}, ["", "anything\nat all"], []),
+        (
+            {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
+            ["<think></think>", "<think>a < b\n</think>"],
+            ["<think>", "<think></think>more"],
+        ),
+        (
+            {"type": "sequence", "elements": [
+                {"type": "optional", "content": {"type": "const_string", "value": "x"}},
+                {"type": "plus", "content": {"type": "or", "elements": [
+                    {"type": "const_string", "value": "1"}, {"type": "const_string", "value": "2"}]}},
+                {"type": "star", "content": {"type": "const_string", "value": "!"}},
+            ]},
+            ["x1", "12", "x221!!"],
+            ["x", "xx1", "!1"],
+        ),
+        (
+            {"type": "tags_with_separator", "separator": ",", "at_least_one": True, "tags": [
+                {"begin": "[", "content": {"type": "json_schema", "json_schema": {"type": "integer"}}, "end": "]"}]},
+            ["[1]", "[1],[2]"],
+            ["", "[1][2]", "[1],"],
+        ),
+        (
+            {"type": "triggered_tags", "triggers": ["<t"], "at_least_one": True, "stop_after_first": True, "tags": [
+                {"begin": "<t>", "content": {"type": "const_string", "value": "x"}, "end": ["</t>", "</T>"]}]},
+            ["<t>x</t>", "first <t>x</T>"],
+            ["", "no tag", "<t>x</t> more"],
+        ),
+    ],
+)  # fmt: skip
+def test_each_format_means_what_it_says(
+    llguidance: GrammarBackend, described: Any, valid: list[str], invalid: list[str]
+) -> None:
+    wanted = form(OutputKind.STRUCTURAL_TAG, {"type": "structural_tag", "format": described})
+    assert [answer for answer in valid if not accepts(llguidance, wanted, answer)] == []
+    assert [answer for answer in invalid if accepts(llguidance, wanted, answer)] == []
+
+
+def test_a_tag_that_is_a_control_token_is_that_token(llguidance: GrammarBackend) -> None:
+    described = {"type": "tag", "begin": "<|im_start|>x", "content": {"type": "const_string", "value": "1"}, "end": "."}
+    matcher = llguidance.compile(form(OutputKind.STRUCTURAL_TAG, {"format": described})).matcher()
+    assert allowed(matcher) == [IM_START]
+
+
+@pytest.mark.parametrize(
+    ("described", "param"),
+    [
+        ({"format": {"type": "token", "token": 5}}, "format"),
+        ({"format": {"type": "sequence", "elements": [{"type": "regex"}]}}, "format.elements[0].pattern"),
+        ({"format": {"type": "any_text", "excludes": ["x"]}}, "format"),
+        ({"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<b"]}, "structures.tags[0]"),
+        ({"structures": [{"begin": "<a>", "schema": {"uniqueItems": True}, "end": "."}], "triggers": ["<a"]}, ""),
+    ],
+)
+def test_a_structural_tag_that_is_not_supported_is_refused_where_it_stands(
+    llguidance: GrammarBackend, described: Any, param: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        llguidance.compile(form(OutputKind.STRUCTURAL_TAG, described, field="f"))
+    assert refused.value.param == (f"f.{param}" if param else "f")
