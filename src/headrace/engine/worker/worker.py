@@ -3,7 +3,6 @@
 Knows configuration, the order of the start-up and what the device is. Does not know requests, scheduling or processes.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from headrace.engine.models.decoder import Decoder
 from headrace.engine.models.weights import open_checkpoint
 from headrace.engine.ops.registry import make_ops
 from headrace.engine.worker.constraint import Masks
+from headrace.engine.worker.cores import num_compute_threads
 from headrace.engine.worker.kv_cache import KVCache, kv_bytes_per_block
 from headrace.engine.worker.model_runner import ModelRunner
 from headrace.specs.model import ModelSpec, RopeScaling
@@ -45,7 +45,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     """Most tokens of one sequence; 0 is the model's own length. Some rotary scalings are chosen by it."""
     num_threads: int = 0
-    """Threads that compute on the CPU; 0 takes one per core that this process may use."""
+    """Threads that compute on the CPU; 0 takes one per physical core that this process may use."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
 
@@ -68,7 +68,7 @@ class Worker:
         self._clock = SystemClock()
         self._device = _choose_device(config.device)
         self.dtype = _choose_dtype(config.dtype, self._device)
-        self._ops = make_ops(device=self._device, dtype=self.dtype, num_threads=config.num_threads or _num_usable_cores())
+        self._ops = make_ops(device=self._device, dtype=self.dtype, num_threads=config.num_threads or num_compute_threads())
         self.device = self._ops.device
         began = self._clock.now()
         self.checkpoint = open_checkpoint(Path(config.model_path))
@@ -165,7 +165,3 @@ def _choose_dtype(dtype: str, device: str) -> str:
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     has_native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bfloat16" if has_native else "float32"
-
-
-def _num_usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
