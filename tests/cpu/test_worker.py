@@ -1,6 +1,8 @@
 """The worker's side of a step's contract, over a small random model: plans carry differences, and every token is its own."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -354,3 +356,13 @@ def test_settings_that_make_no_sense_are_refused_by_name(settings: dict[str, Any
     with pytest.raises(ConfigurationError) as refusal:
         WorkerConfig(model_path="x", **settings)
     assert message in str(refusal.value)
+
+
+def test_the_threads_of_a_worker_sleep_while_they_wait() -> None:
+    """In a process of its own, for it is decided when torch is loaded."""
+    program = "import headrace.engine.worker.worker"
+    environment = {"OMP_DISPLAY_ENV": "TRUE", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    if "OMP_WAIT_POLICY" not in done.stderr:
+        pytest.skip("this build of torch uses an OpenMP library that does not tell")
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr

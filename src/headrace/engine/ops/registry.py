@@ -62,9 +62,10 @@ def _native_obstacle(device: str, block_size: int) -> str:
 
 
 def _native(dtype: str, storages: frozenset[str]) -> OpsChoice:
-    from headrace.engine.ops.native.ops import KERNEL_FORMATS, NativeOps, best_dtype
+    from headrace.engine.ops.native.ops import KERNEL_FORMATS, NativeOps
 
-    chosen = best_dtype() if dtype == "auto" else dtype
+    # float32 unless asked: keys and values in bfloat16 move answers further than the quantised products themselves do.
+    chosen = "float32" if dtype == "auto" else dtype
     others = sorted(storages - KERNEL_FORMATS)
     remark = f"{', '.join(others)} held as {chosen}" if others else ""
     return OpsChoice("native", remark, lambda num_threads: NativeOps(dtype=chosen, num_threads=num_threads))

@@ -3,7 +3,6 @@
 Knows configuration, the order of the start-up and what the device is. Does not know requests, scheduling or processes.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from headrace.engine.models.weights import Checkpoint, open_checkpoint
 from headrace.engine.ops.protocol import Ops
 from headrace.engine.ops.registry import OPS_NAMES, OpsChoice, choose_ops
 from headrace.engine.worker.constraint import Masks
+from headrace.engine.worker.cores import num_compute_threads
 from headrace.engine.worker.kv_cache import KVCache, kv_bytes_per_block
 from headrace.engine.worker.model_runner import ModelRunner, TokenSampler
 from headrace.specs.model import ModelSpec, RopeScaling
@@ -47,7 +47,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     """Most tokens of one sequence; 0 is the model's own length. Some rotary scalings are chosen by it."""
     num_threads: int = 0
-    """Threads that compute on the CPU; 0 takes one per core that this process may use."""
+    """Threads that compute on the CPU; 0 takes one per physical core that this process may use."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     ops: str = "auto"
@@ -83,7 +83,7 @@ class Worker:
             storages=_projection_storages(self.checkpoint),
             block_size=config.block_size,
         )
-        self._ops: Ops = choice.make(config.num_threads or _num_usable_cores())
+        self._ops: Ops = choice.make(config.num_threads or num_compute_threads())
         self._sampler = _make_sampler(choice)
         self.dtype, self.device = self._ops.dtype, self._ops.device
         with self._ops.computing():
@@ -191,7 +191,3 @@ def _make_sampler(choice: OpsChoice) -> TokenSampler:
     from headrace.engine.worker.sampler import Sampler
 
     return Sampler()
-
-
-def _num_usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -182,8 +182,3 @@ class NativeOps:
     def make_finite(self, kv: _kernels.Cache, block_ids: Sequence[int]) -> None:
         for block in block_ids:
             self._engine.make_finite(kv, block)
-
-
-def best_dtype() -> str:
-    """bfloat16 where the processor multiplies it natively, else float32."""
-    return "bfloat16" if _kernels.best_isa() == "avx512_bf16" else "float32"
