@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.base.ids import RequestId
+from headrace.base.ids import RequestId, SequenceId, StepId
 from headrace.base.system_clock import SystemClock
 from headrace.engine.executor.in_process import InProcessExecutor
 from headrace.engine.mind.config import SchedulerConfig
@@ -37,10 +37,15 @@ class LocalEngine:
         self._results: queue.SimpleQueue[StepResult | BaseException] = queue.SimpleQueue()
         self._executor = InProcessExecutor(self.worker, self._results.put)
         self._num_requests = 0
+        self._known_to_worker: dict[SequenceId, None] = {}
         self.restart()
 
     def restart(self, **limits: Any) -> None:
         """A new mind with an empty cache over the same weights; `limits` replace the first ones."""
+        forget = StepPlan(StepId(-1), (), released_sequence_ids=tuple(self._known_to_worker))
+        self._known_to_worker.clear()
+        self._executor.submit(forget, self._results.put)  # the old mind would have told it with its next plan
+        self._results.get()
         config = {name: getattr(self._config, name) for name in self._config.__struct_fields__}
         self.core = EngineCore(
             SchedulerConfig(**{**config, **limits}),
@@ -67,6 +72,9 @@ class LocalEngine:
         while self.core.has_unfinished_requests or in_flight:
             while (plan := self.core.begin_step(self._clock.now())) is not None:
                 in_flight.append(plan)
+                for sequence_id in plan.released_sequence_ids:
+                    del self._known_to_worker[sequence_id]
+                self._known_to_worker.update(dict.fromkeys(new.sequence_id for new in plan.new_sequences))
                 self._executor.submit(plan, self._results.put)
             result = self._results.get()
             if isinstance(result, BaseException):

@@ -77,7 +77,7 @@ def main() -> None:
     outcomes: dict[str, int] = {}
     memory: list[dict[str, int]] = []
     usage: list[float] = []
-    with serve("--kv-cache-memory", "256M") as served:
+    with serve("--kv-cache-memory", "256M", "--max-model-len", "2048") as served:
         for index in range(4):
             for name, count in asyncio.run(drive(served, quarter, index)).items():
                 outcomes[name] = outcomes.get(name, 0) + count
