@@ -23,7 +23,7 @@ def measured_table() -> str:
     rows = ["| asked for | measured |\n|---|---|\n"]
     for result in results:
         rows.append(_heading(result))
-        rows += [_row(target) for target in result["targets"]]
+        rows += [_row(target) for target in result["targets"]] or [_first_figure(result)]
     machines = sorted({f"{r['processor']}, {r['num_cores']} cores, torch {r['torch']}" for r in results})
     where = (
         f"\nOn {'; on '.join(machines)}. Spread, commit and command of each are in its file; `make bench` measures again.\n"
@@ -39,6 +39,12 @@ def _heading(result: dict[str, Any]) -> str:
 def _row(target: dict[str, Any]) -> str:
     verdict = "" if target["is_met"] else ", missed"
     return f"| {target['text']} | **{_number(target['reached'])}** {target['unit']}{verdict} |\n"
+
+
+def _first_figure(result: dict[str, Any]) -> str:
+    """Where nothing was asked for."""
+    figure = result["figures"][0]
+    return f"| {figure['name']} | **{_number(figure['median'])}** {figure['unit']} |\n"
 
 
 def _number(value: float) -> str:
