@@ -360,7 +360,7 @@ def test_settings_that_make_no_sense_are_refused_by_name(settings: dict[str, Any
 
 def test_the_threads_of_a_worker_sleep_while_they_wait() -> None:
     """In a process of its own, for it is decided when torch is loaded."""
-    program = "import headrace.engine.worker.worker"
+    program = "import headrace.engine.worker.worker, torch"
     environment = {"OMP_DISPLAY_ENV": "TRUE", "PATH": ""}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     if "OMP_WAIT_POLICY" not in done.stderr:
