@@ -289,6 +289,32 @@ def test_blocks_of_a_failed_sequence_do_not_poison_their_next_owner(poisoned_pat
     assert reused == expected
 
 
+def test_blocks_of_a_prompt_given_up_unseen_do_not_poison_their_next_owner(poisoned_path: Path) -> None:
+    """It ended after a chunk that sampled nothing: nobody has learnt that its numbers are not finite."""
+    worker = make_worker(poisoned_path, dtype="float32", num_blocks=4, num_threads=1)
+    prompt = [1, 2, 3]
+    (expected,) = answers_of(worker, {"a": (prompt, greedy())}, num_blocks=4, max_model_len=64).values()
+    sick = new(0, [POISON] * 60)
+    result = execute(worker, 0, entry(0, 0, 50, samples=False, blocks=[0, 1, 2, 3]), new_sequences=(sick,))
+    assert result.failures == ()
+    execute(worker, 1, released_sequence_ids=(SequenceId(0),))
+    (reused,) = answers_of(worker, {"a": (prompt, greedy())}, num_blocks=4, max_model_len=64).values()
+    assert reused == expected
+
+
+def test_a_cached_beginning_that_is_not_finite_fails_again(poisoned_path: Path) -> None:
+    worker = make_worker(poisoned_path, dtype="float32", num_blocks=32, num_threads=1)
+    driver = EngineDriver(worker, num_blocks=32)
+    prompt = [1] * 5 + [POISON] + [2] * 40
+    for name in ("first", "second"):
+        driver.add(name, prompt, greedy())
+        driver.run()
+    assert [(update.request_id, update.finish_reason) for update in driver.updates] == [
+        ("first", FinishReason.ERROR),
+        ("second", FinishReason.ERROR),
+    ]
+
+
 # Start-up
 
 

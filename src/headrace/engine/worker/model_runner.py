@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.base.ids import SequenceId
+from headrace.base.ids import BlockId, SequenceId
 from headrace.engine.layers.forward_batch import ForwardBatch
 from headrace.engine.layers.rotary import Rotary
 from headrace.engine.mind.step import (
@@ -71,6 +71,8 @@ class ModelRunner:
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))  # distinct, in order
         self._sampler = sampler
         self._sequences: dict[SequenceId, RunningSequence] = {}
+        self._suspect_blocks: set[BlockId] = set()
+        """Of sequences that ended before, or by, finding out whether their numbers are finite."""
         self.masks: Masks | None = None
         """Where answers may have a form; given once the vocabulary is known."""
 
@@ -101,7 +103,9 @@ class ModelRunner:
 
     def _apply_differences(self, plan: StepPlan) -> None:
         for sequence_id in plan.released_sequence_ids:
-            del self._sequences[sequence_id]
+            sequence = self._sequences.pop(sequence_id)
+            if not sequence.is_known_finite:
+                self._suspect_blocks.update(sequence.block_table.ids)
         for new in plan.new_sequences:
             assert new.sequence_id not in self._sequences, f"sequence {new.sequence_id} is here already"
             self._sequences[new.sequence_id] = RunningSequence(new)
@@ -109,8 +113,21 @@ class ModelRunner:
         for entry in plan.scheduled:
             if entry.block_ids:
                 self._sequences[entry.sequence_id].block_table.write(entry.block_offset, entry.block_ids)
+                if self._suspect_blocks:
+                    self._clean_blocks_to_fill(entry)
         if plan.block_copies:
             self._kv_cache.copy_blocks(plan.block_copies)
+
+    def _clean_blocks_to_fill(self, entry: ScheduledSequence) -> None:
+        """What a sequence will write block by block must not hold, in places not written yet, what no mask can hide: a
+        weight of 0 times NaN is NaN. Blocks that it takes over with their contents stay as they are: if those are not
+        finite, this sequence ends as the one that computed them did."""
+        first_to_fill = -(-entry.num_computed_tokens // self._block_size)
+        to_fill = entry.block_ids[max(0, first_to_fill - entry.block_offset) :]
+        suspects = [block_id for block_id in to_fill if block_id in self._suspect_blocks]
+        if suspects:
+            self._kv_cache.make_finite(suspects)
+            self._suspect_blocks.difference_update(suspects)
 
     # The step's tensors
 
@@ -168,7 +185,7 @@ class ModelRunner:
             tokens = sequence.token_ids[position : position + size]
             entries += self._sampler.given_logprobs(logits, tokens, sequence.sampling.prompt_logprobs)
         if not all(math.isfinite(entry.logprob) for entry in entries):
-            self._fail(sequence, NOT_FINITE)
+            _fail(sequence, NOT_FINITE)
         return PromptLogprobs(stretch.sequence_id, stretch.first_position, tuple(entries))
 
     # The step's outcome
@@ -179,9 +196,10 @@ class ModelRunner:
             return
         for i, sequence, token in zip(sampling, sequences, self._sampler.sample(logits, sequences), strict=True):
             if isinstance(token, str):
-                self._fail(sequence, token)
+                _fail(sequence, token)
             else:
                 sequence.token_ids.append(token.token_id)
+                sequence.is_known_finite = True
                 sampled[i] = token
                 if sequence.constraint is not None:
                     sequence.constraint.take(token.token_id)
@@ -194,14 +212,14 @@ class ModelRunner:
             assert self.masks is not None, "an answer must have a form, and nobody compiles forms here"
             self.masks.prepare(constraints)
 
-    def _fail(self, sequence: RunningSequence, reason: str) -> None:
-        sequence.failure = reason
-        # Whoever gets these blocks next must not find there what no mask can hide.
-        self._kv_cache.make_finite(sequence.block_table.ids)
-
     def _failures(self, plan: StepPlan) -> tuple[tuple[SequenceId, str], ...]:
         ids = dict.fromkeys(entry.sequence_id for entry in plan.scheduled)
         return tuple((i, self._sequences[i].failure) for i in ids if self._sequences[i].failure)
+
+
+def _fail(sequence: RunningSequence, reason: str) -> None:
+    sequence.failure = reason
+    sequence.is_known_finite = False
 
 
 def _place_in_step(entry: ScheduledSequence) -> tuple[bool, int]:

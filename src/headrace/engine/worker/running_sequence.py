@@ -17,8 +17,8 @@ NOTHING_LEFT = "the request's conditions together allow no token of the model he
 
 class RunningSequence:
     __slots__ = (
-        "banned", "block_table", "constraint", "eos_token_ids", "failure", "num_prompt_tokens", "sample_index", "sampling",
-        "token_counts", "token_ids",
+        "banned", "block_table", "constraint", "eos_token_ids", "failure", "is_known_finite", "num_prompt_tokens",
+        "sample_index", "sampling", "token_counts", "token_ids",
     )  # fmt: skip
 
     def __init__(self, new: NewSequence) -> None:
@@ -38,6 +38,8 @@ class RunningSequence:
         """Made by the sampler where penalties ask for it."""
         self.failure = ""
         """Why its numbers are of no use, once they are not; it then takes part in no computation."""
+        self.is_known_finite = False
+        """It has sampled, from numbers that depend on all of its keys and values."""
 
     @property
     def scores_prompt(self) -> bool:
