@@ -156,13 +156,22 @@ class Page:
         self.wait(lambda: self.all(".turn") and not self.all(".turn.is-running"))
 
     def resize(self, size: tuple[int, int]) -> None:
+        """Comes back when the page has the size: the browser tells the page of it later than it answers the command."""
         metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self._wait_for_media(f"(width: {size[0]}px) and (height: {size[1]}px)")
 
     def prefer(self, **features: str) -> None:
-        """The system's preferences, for example `color_scheme="dark"`."""
-        media = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
+        """The system's preferences, for example `color_scheme="dark"`; comes back when the page knows them."""
+        named = {f"prefers-{name.replace('_', '-')}": value for name, value in features.items()}
+        media = [{"name": name, "value": value} for name, value in named.items()]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+        self._wait_for_media(" and ".join(f"({name}: {value})" for name, value in named.items()))
+
+    def _wait_for_media(self, query: str) -> None:
+        """Until the query holds and the page has drawn once since: its own listeners run before a drawing."""
+        self.wait(lambda: self.run("return matchMedia(arguments[0]).matches", query))
+        self.run_async("requestAnimationFrame(() => setTimeout(arguments[0], 0))")
 
     # What went over the wire, and what the console said
 
