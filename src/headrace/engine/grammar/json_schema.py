@@ -6,9 +6,12 @@ test suite shows (benchmarks/json_schema_suite.py). llguidance itself refuses th
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.mind.structured_output import StructuredOutput
@@ -37,7 +40,16 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas", "contains")
 """Keywords by which other schemas evaluate properties and items of the same instance."""
 
+_NOTES = ("description", "title", "$comment")
+"""Words for readers: left out, since a large schema is mostly these."""
+
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
+_LEAF = frozenset({"type", "enum", "const", "minimum", "maximum"})
+"""A schema that holds nothing else is passed on as it is; most do."""
+
+_PLAIN = _LEAF.union(_NOTES, ("properties", "required", "additionalProperties"))
+"""Of a schema that holds nothing else only what is nested needs a look."""
 
 # Dates that exist. llguidance's own format admits 30 and 29 February in every year.
 _YEAR = "[0-9]{4}"
@@ -59,15 +71,46 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 def read_json_schema(wanted: StructuredOutput) -> str:
     """The schema to compile, as JSON. Raises InvalidRequestError naming the keyword and its place."""
+    return _written(_read(wanted))
+
+
+def schema_for_llguidance(wanted: StructuredOutput) -> str:
+    """The same, and how white space is written, in llguidance's own keyword."""
+    schema, whitespace = _read(wanted), _whitespace(wanted)
+    return _written(schema | {"x-guidance": whitespace} if whitespace else schema)
+
+
+def _read(wanted: StructuredOutput) -> dict[str, Any]:
     try:
-        schema = json.loads(wanted.text)
+        schema = json.loads(wanted.text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{wanted.field} is not valid JSON: {error}", param=wanted.field) from None
     if not isinstance(schema, dict | bool):
         raise InvalidRequestError(f"{wanted.field} must be a JSON Schema: an object, or true or false", param=wanted.field)
     if schema is False:
         raise InvalidRequestError(f"{wanted.field} cannot be enforced: nothing satisfies false", param=wanted.field)
-    return json.dumps(_Reader(wanted).read({} if schema is True else schema, "", 0), ensure_ascii=False)
+    read: dict[str, Any] = _Reader(wanted).read({} if schema is True else schema, "", 0)
+    return read
+
+
+def _whitespace(wanted: StructuredOutput) -> dict[str, Any]:
+    if wanted.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {} if wanted.whitespace_pattern is None else {"whitespace_pattern": wanted.whitespace_pattern}
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number that JSON has")
+    return number
+
+
+def _written(schema: Any) -> str:
+    try:
+        return msgspec.json.encode(schema).decode()
+    except UnicodeError:  # halves of surrogate pairs
+        return json.dumps(schema, ensure_ascii=False)
 
 
 class _Reader:
@@ -79,13 +122,23 @@ class _Reader:
         """The schema and all in it, keywords in their order: llguidance writes properties in the order given."""
         if not isinstance(schema, dict):
             return schema
+        if not self._closes_objects and _LEAF.issuperset(schema):
+            return schema
         if depth > _MAX_DEPTH:
             raise InvalidRequestError(f"{self._field} is nested too deeply", param=self._field)
-        self._check(schema, path)
-        schema = _without_idle_keywords(schema)
-        read = {name: self._keyword(name, value, path, depth) for name, value in schema.items()}
-        _put_format(read)
-        _put_dependent_required(read)
+        if _PLAIN.issuperset(schema) and isinstance(schema.get("required", []), list):
+            read = dict(schema)
+            for name in ("properties", "additionalProperties"):
+                if name in read:
+                    read[name] = self._keyword(name, read[name], path, depth)
+        else:
+            self._check(schema, path)
+            schema = _without_idle_keywords(schema)
+            read = {name: self._keyword(name, value, path, depth) for name, value in schema.items()}
+            _put_format(read)
+            _put_dependent_required(read)
+        for name in _NOTES:
+            read.pop(name, None)
         if self._closes_objects and ("properties" in read or read.get("type") == "object"):
             read.setdefault("additionalProperties", False)
         return read

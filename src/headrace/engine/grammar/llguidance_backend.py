@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.gbnf import gbnf_to_lark, is_gbnf
-from headrace.engine.grammar.json_schema import read_json_schema
+from headrace.engine.grammar.json_schema import schema_for_llguidance
 from headrace.engine.grammar.protocol import BITS_PER_WORD, TokenMask, Vocabulary
 from headrace.engine.grammar.structural_tag import structural_tag_to_lark
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
@@ -48,8 +48,7 @@ class LlguidanceBackend:
     def _grammar(self, wanted: StructuredOutput) -> str:
         match wanted.kind:
             case OutputKind.JSON_SCHEMA:
-                schema = read_json_schema(wanted)
-                return LLMatcher.grammar_from_json_schema(schema, overrides=_whitespace(wanted))  # type: ignore[arg-type]
+                return f'{{"grammars":[{{"json_schema":{schema_for_llguidance(wanted)}}}]}}'
             case OutputKind.REGEX:
                 return LLMatcher.grammar_from_regex(wanted.text)
             case OutputKind.CHOICE:
@@ -128,14 +127,6 @@ def _names(vocabulary: Vocabulary) -> frozenset[str]:
     """Control tokens that Lark's notation can name: those in angle brackets."""
     texts = (vocabulary.token_bytes[token_id].decode("utf-8", "replace") for token_id in vocabulary.special_token_ids)
     return frozenset(text for text in texts if re.fullmatch(r"<[^<>\s]+>", text))
-
-
-def _whitespace(wanted: StructuredOutput) -> dict[str, object]:
-    if wanted.disable_any_whitespace:
-        return {"whitespace_flexible": False}
-    if wanted.whitespace_pattern is not None:
-        return {"whitespace_pattern": wanted.whitespace_pattern}
-    return {}
 
 
 def _choice(choices: Sequence[str]) -> str:

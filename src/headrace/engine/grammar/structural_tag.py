@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.gbnf import gbnf_to_lark
-from headrace.engine.grammar.json_schema import read_json_schema
+from headrace.engine.grammar.json_schema import schema_for_llguidance
 from headrace.engine.mind.structured_output import StructuredOutput
 
 _ANY_TEXT = r"/(.|\n)*/"
@@ -88,7 +88,7 @@ class _Writer:
             raise self._wrong(path, f"the style {one['style']!r} is not supported")
         schema = one.get("json_schema", True)
         part = msgspec.structs.replace(self._wanted, text=json.dumps(schema, ensure_ascii=False))
-        return f"%json {read_json_schema(part)}"
+        return f"%json {schema_for_llguidance(part)}"
 
     def _any_text(self, one: Mapping[str, Any], path: str) -> str:
         if one.get("excludes"):
