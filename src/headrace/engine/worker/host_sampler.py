@@ -44,15 +44,17 @@ def _sample_row(row: Floats, sequence: RunningSequence) -> SampledToken | str:
     raw = row.copy() if sampling.logprobs >= 0 else None
     if sequence.changes_logits:
         _change_logits(row, sequence)
-    if verdict is not None:
-        np.add(row, verdict, out=row)
+        best = int(row.argmax())
+    if verdict is not None and not (sequence.looks_for_the_best and best in verdict):
+        np.add(row, verdict.bias, out=row)
+        best = int(row.argmax())
     if sequence.bans_ending:
         _ban_ending(row, sequence)
-    best = int(row.argmax())
+        best = int(row.argmax())
     if sequence.bans_tokens and row[best] == -np.inf:
         return NOTHING_LEFT
     token = best if sampling.is_greedy else _draw(row, row[best], sequence)
-    if verdict is not None and verdict[token] != 0:
+    if verdict is not None and token not in verdict:
         return NOTHING_LEFT
     return SampledToken(token) if raw is None else SampledToken(token, _logprobs(raw, token, sampling))
 
