@@ -28,7 +28,7 @@ class LlguidanceBackend:
         assert vocabulary.eos_token_ids, "no token ends an answer"
         self._eos_token_ids = vocabulary.eos_token_ids
         self._num_mask_words = vocabulary.num_mask_words
-        self._special_names = _names(vocabulary)
+        self._control_tokens = _control_tokens(vocabulary)
         self._tokenizer = LLTokenizer(
             _TokenSource(vocabulary),  # type: ignore[arg-type]  # it takes whatever looks like its own wrapper
             n_vocab=len(vocabulary.token_bytes),
@@ -57,7 +57,7 @@ class LlguidanceBackend:
                 text = gbnf_to_lark(wanted.text, wanted.field) if is_gbnf(wanted.text) else wanted.text
                 return LLMatcher.grammar_from_lark(text)
             case OutputKind.STRUCTURAL_TAG:
-                return LLMatcher.grammar_from_lark(structural_tag_to_lark(wanted, self._special_names))
+                return LLMatcher.grammar_from_lark(structural_tag_to_lark(wanted, self._control_tokens))
 
 
 class LlguidanceForm:
@@ -123,10 +123,10 @@ def _bit(token_id: int) -> int:
     return bit - (1 << BITS_PER_WORD) if bit >> (BITS_PER_WORD - 1) else bit
 
 
-def _names(vocabulary: Vocabulary) -> frozenset[str]:
-    """Control tokens that Lark's notation can name: those in angle brackets."""
-    texts = (vocabulary.token_bytes[token_id].decode("utf-8", "replace") for token_id in vocabulary.special_token_ids)
-    return frozenset(text for text in texts if re.fullmatch(r"<[^<>\s]+>", text))
+def _control_tokens(vocabulary: Vocabulary) -> dict[str, int]:
+    """Those that a tag can mean by their text: what stands in brackets."""
+    texts = {token_id: vocabulary.token_bytes[token_id].decode("utf-8", "replace") for token_id in vocabulary.special_token_ids}
+    return {text: token_id for token_id, text in texts.items() if re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)}
 
 
 def _choice(choices: Sequence[str]) -> str:
