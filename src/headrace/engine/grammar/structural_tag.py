@@ -139,13 +139,14 @@ class _Writer:
         return f"({self._text(begin.removeprefix(begun))} {body})"
 
     def _text_until(self, end: str, content: Mapping[str, Any], path: str) -> str:
-        text = self._any_text(content, f"{path}.content")
-        if not end:
-            return text
-        if self._is_control(end):
-            return f"{text} {self._text(end)}"
+        """Text, and the end that follows where it first stands."""
+        if not end or self._is_control(end):
+            text = self._any_text(content, f"{path}.content")
+            return f"{text} {self._text(end)}" if end else text
+        excludes = [one for one in self._excludes(content, f"{path}.content") if one != end]
         name = self._name()
-        self._rules.append(f"{name}[lazy]: {text} {json.dumps(end, ensure_ascii=False)}")
+        # Lazy: as long a text as possible would take the beginning of its own end.
+        self._rules.append(f"{name}[lazy]: {self._without(_ANY_TEXT, excludes)} {json.dumps(end, ensure_ascii=False)}")
         return name
 
     def _triggered_tags(self, one: Mapping[str, Any], path: str, depth: int) -> str:

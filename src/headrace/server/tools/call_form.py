@@ -67,7 +67,7 @@ class CallForm:
         """Words, and calls among them. `marks`: whatever may announce a call, none of which stands in words."""
         if self.free is not None:
             return self.free
-        tag = {"type": "tag", "begin": self.begin, "content": self.calls, "end": ""}
+        tag = tagged(self.begin, self.calls, "")
         others = [mark for mark in marks if mark != self.begin]
         return {"type": "triggered_tags", "triggers": [self.begin], "tags": [tag], "excludes": others}
 
@@ -93,6 +93,11 @@ def regex(pattern: str) -> Format:
 
 def any_text(*, excludes: Sequence[str] = ()) -> Format:
     return {"type": "any_text", "excludes": list(excludes)}
+
+
+def tagged(begin: str, content: Format, end: str) -> Format:
+    """Of text, the first `end` ends it."""
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def json_value(schema: Any) -> Format:

@@ -10,7 +10,7 @@ v3.2 addresses everything it says, and its prompt ends where the first address b
 
 from headrace.server.parsing.json_text import escaped, json_value
 from headrace.server.parsing.reader import Markers, NotAsExpected, Reading, TextEnded
-from headrace.server.tools.call_form import CallForm, CallRequest, any_text, each_tool, one_of, sequence, text
+from headrace.server.tools.call_form import CallForm, CallRequest, any_text, each_tool, one_of, sequence, tagged, text
 from headrace.server.tools.parser import ToolParser
 
 _FUNCTION = "<function="
@@ -56,9 +56,11 @@ class FunctionaryV32Parser(ToolParser):
     @classmethod
     def form(cls, asked: CallRequest) -> CallForm | None:
         calls = each_tool(asked.schemas, "", "\n", "")
-        said = sequence(text(f"{_EVERYBODY}\n"), any_text(excludes=[_ADDRESS]))
-        further = {"type": "star", "content": sequence(text(_ADDRESS), calls)}
-        free = sequence(one_of([said, calls]), further)
+        words = any_text(excludes=[_ADDRESS])
+        called = sequence(calls, {"type": "star", "content": sequence(text(_ADDRESS), calls)})
+        said = tagged(f"{_EVERYBODY}\n", words, _ADDRESS)
+        free = sequence({"type": "optional", "content": said}, called)
+        free = one_of([free, sequence(text(f"{_EVERYBODY}\n"), words)])
         return CallForm(calls=calls, separator=_ADDRESS, answer_begin=f"{_EVERYBODY}\n", free=free)
 
     def _parse(self) -> Reading[None]:
