@@ -16,7 +16,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """By the tool's name: what its arguments must be."""
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
-_DEFINITIONS = ("$defs", "definitions")
+DEFINITIONS = ("$defs", "definitions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def with_definitions(schema: Any, root: Mapping[str, Any]) -> Any | None:
         return None
     if not isinstance(schema, Mapping):
         return schema
-    definitions = {name: root[name] for name in _DEFINITIONS if name in root}
+    definitions = {name: root[name] for name in DEFINITIONS if name in root}
     if not all(map(_points_to_definitions_only, definitions.values())):
         return None
     return {**schema, **definitions}
@@ -142,7 +142,7 @@ def with_definitions(schema: Any, root: Mapping[str, Any]) -> Any | None:
 def _points_to_definitions_only(schema: Any) -> bool:
     if isinstance(schema, Mapping):
         target = schema.get("$ref")
-        if isinstance(target, str) and not target.startswith(tuple(f"#/{name}/" for name in _DEFINITIONS)):
+        if isinstance(target, str) and not target.startswith(tuple(f"#/{name}/" for name in DEFINITIONS)):
             return False
         return "$dynamicRef" not in schema and all(map(_points_to_definitions_only, schema.values()))
     return not isinstance(schema, list) or all(map(_points_to_definitions_only, schema))

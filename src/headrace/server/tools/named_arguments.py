@@ -10,10 +10,10 @@ from typing import Any
 from headrace.server.tools.call_form import Format, any_text, one_of, regex, sequence, text, with_definitions
 from headrace.server.tools.schemas import is_empty, resolved, types_of
 
-_NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"})
-_OF_OBJECTS = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "strict"}
-_OF_STRINGS = _NOTES | {"type", "enum", "const", "minLength", "maxLength", "$defs", "definitions"}
-_OF_PLAIN = _NOTES | {"type", "$defs", "definitions", "nullable"}
+NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"})
+_OF_OBJECTS = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "strict"}
+_OF_STRINGS = NOTES | {"type", "enum", "const", "minLength", "maxLength", "$defs", "definitions"}
+_OF_PLAIN = NOTES | {"type", "$defs", "definitions", "nullable"}
 _BARE_TYPES = frozenset({"string", "null", "boolean", "integer", "number"})
 _LISTED = ("enum", "const")
 
@@ -36,7 +36,7 @@ def named_arguments(schema: Mapping[str, Any]) -> list[Argument] | None:
     """In the schema's order; None where the schema says more than what each argument may be, and which there must be.
     Arguments that it leaves open are left out."""
     properties = schema.get("properties", {} if schema.get("additionalProperties") is False else None)
-    if properties is None and set(schema) <= _NOTES | {"type"}:
+    if properties is None and set(schema) <= NOTES | {"type"}:
         return None
     required = schema.get("required", [])
     if not isinstance(properties, Mapping) or not _OF_OBJECTS.issuperset(schema) or any(r not in properties for r in required):

@@ -53,9 +53,11 @@ class TaggedArgumentParser(ToolParser):
             return json_value(argument.schema)
         return bare_text(argument, [cls.value_end])
 
-    def _argument(self, tool: str, name: str, end: Markers, followers: tuple[str, ...]) -> Reading[None]:
-        """A value up to its end mark, as an argument of the call."""
-        types = self.tools.types(tool, name)
+    def _argument(
+        self, tool: str, name: str, end: Markers, followers: tuple[str, ...], types: frozenset[str] | None = None
+    ) -> Reading[None]:
+        """A value up to its end mark, as an argument of the call. `types`: where the text itself says what it is."""
+        types = self.tools.types(tool, name) if types is None else types
         if types == _STRING:
             self._write_arguments('"')
             trimmed = _Trimmed(lambda text: self._write_arguments(escaped(text)), trims=self.trims_line_breaks)
