@@ -92,6 +92,7 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             device=options.device,
             ops=options.ops,
             num_threads=options.threads,
+            enforce_eager=options.enforce_eager,
             max_model_len=options.max_model_len,
             block_size=options.block_size,
             max_num_batched_tokens=options.max_num_batched_tokens,

@@ -94,6 +94,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
             num_threads=config.num_threads,
             device=config.device,
             ops=config.ops,
+            enforce_eager=config.enforce_eager,
         ),
         report,
     )

@@ -21,6 +21,7 @@ from headrace.engine.ops.protocol import Ops
 from headrace.engine.ops.registry import OPS_NAMES, OpsChoice, choose_ops
 from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.cores import num_compute_threads
+from headrace.engine.worker.graph import Graph
 from headrace.engine.worker.kv_cache import KVCache, kv_bytes_per_block
 from headrace.engine.worker.model_runner import ModelRunner, TokenSampler
 from headrace.specs.model import ModelSpec, RopeScaling
@@ -52,6 +53,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     ops: str = "auto"
     """Which implementation computes: `native`, `torch`, or `auto` for native where it serves the checkpoint as stored."""
+
+    enforce_eager: bool = False
+    """Calls the model's operations one by one in every step, instead of replaying a recording of them."""
 
     def __post_init__(self) -> None:
         for name, known in (("dtype", _DTYPES), ("device", _DEVICES), ("ops", OPS_NAMES)):
@@ -123,9 +127,12 @@ class Worker:
         block_size = self.config.block_size
         with self._ops.computing():
             cache = KVCache(self._ops, self.spec, num_blocks=num_blocks, block_size=block_size)
-            self._runner = ModelRunner(
-                self._ops, self._decoder, cache, self._sampler, block_size=block_size, max_model_len=self.max_model_len
-            )
+            graph = Graph(
+                self._ops, self._decoder, cache,
+                max_model_len=self.max_model_len, enforce_eager=self.config.enforce_eager,
+            )  # fmt: skip
+            windows = tuple(dict.fromkeys(layer.window for layer in self.spec.layers))  # distinct, in order
+            self._runner = ModelRunner(self._ops, graph, cache, self._sampler, block_size=block_size, windows=windows)
         size = format_bytes(num_blocks * self.kv_bytes_per_block)
         self._phase("allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens, {size}")
 
