@@ -20,7 +20,7 @@ class Machine {
   public:
     Machine(int num_threads, const std::string& isa);  // raises where the processor has no such instruction set
 
-    const char* isa() const { return kernels_.name; }
+    const Kernels& kernels() const { return kernels_; }
     ThreadPool& pool() { return pool_; }
     LinearLoader& loader() { return loader_; }
     const std::shared_ptr<BlockCache>& memory() const { return memory_; }

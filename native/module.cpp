@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,9 +14,11 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "machine.h"
+#include "sampling.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -26,6 +29,7 @@ namespace {
 typedef nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Bytes;
 typedef nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> Floats;
 typedef nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> FloatRows;
+typedef nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> LogitRows;
 typedef nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Ids;
 typedef nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Rows;
 
@@ -81,7 +85,7 @@ class Engine {
   public:
     Engine(int num_threads, const std::string& isa) : machine_(num_threads, isa) {}
 
-    std::string isa() const { return machine_.isa(); }
+    std::string isa() const { return machine_.kernels().name; }
     int num_threads() { return machine_.pool().size(); }
     void wake() { machine_.pool().wake(); }
     void sleep() { machine_.pool().sleep(); }
@@ -148,6 +152,36 @@ class Engine {
             recorded.tape.replay(machine_, step, result->matrix);
         }
         return new Value(std::move(result));
+    }
+
+    // Sampling; rows are shared out among the threads
+
+    // The index of each row's greatest number, -1 where there is none that is finite.
+    std::vector<int64_t> greatest(const LogitRows& logits) {
+        std::vector<int64_t> found(logits.shape(0));
+        nb::gil_scoped_release release;
+        machine_.pool().run(int(found.size()), [&](int, int row) {
+            found[size_t(row)] = machine_.kernels().greatest(logits.data() + row * logits.stride(0), int64_t(logits.shape(1)));
+        });
+        return found;
+    }
+
+    // draws: (row, its greatest number's index, temperature, top_k, top_p, min_p, uniform)
+    std::vector<int64_t> draw(const LogitRows& logits,
+                              const std::vector<std::tuple<int64_t, int64_t, float, int64_t, double, float, double>>& draws) {
+        const int64_t num_rows = int64_t(logits.shape(0)), size = int64_t(logits.shape(1));
+        for (const auto& draw : draws)
+            require(0 <= std::get<0>(draw) && std::get<0>(draw) < num_rows && 0 <= std::get<1>(draw) && std::get<1>(draw) < size,
+                    "no such row or token");
+        std::vector<int64_t> tokens(draws.size());
+        samplers_.resize(size_t(machine_.pool().size()));
+        nb::gil_scoped_release release;
+        machine_.pool().run(int(draws.size()), [&](int thread, int i) {
+            const auto& [row, best, temperature, top_k, top_p, min_p, uniform] = draws[size_t(i)];
+            tokens[size_t(i)] = samplers_[size_t(thread)].draw(machine_.kernels(), logits.data() + row * logits.stride(0),
+                                                               size, best, {temperature, top_k, top_p, min_p, uniform});
+        });
+        return tokens;
     }
 
     // Operations
@@ -302,6 +336,7 @@ class Engine {
     }
 
     Machine machine_;
+    std::vector<Sampler> samplers_;  // one per thread
     std::unique_ptr<RecordedTape> recording_;
 };
 
@@ -356,6 +391,8 @@ NB_MODULE(_kernels, m) {
         .def("replay", &Engine::replay, nb::rv_policy::take_ownership)
         .def("embed", &Engine::embed, nb::arg("ids").none(), nb::arg("table").none(), nb::arg("num_columns"),
              nb::arg("multiplier"), nb::rv_policy::take_ownership)
+        .def("greatest", &Engine::greatest)
+        .def("draw", &Engine::draw)
         .def("from_array", &Engine::from_array, nb::rv_policy::take_ownership)
         .def("select_rows", &Engine::select_rows, nb::arg("x"), nb::arg("rows").none(), nb::rv_policy::take_ownership)
         .def("rms_norm", &Engine::rms_norm, nb::rv_policy::take_ownership)

@@ -18,10 +18,11 @@ from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan, 
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.models.weights import Checkpoint, open_checkpoint
 from headrace.engine.ops.protocol import Ops
-from headrace.engine.ops.registry import OPS_NAMES, OpsChoice, choose_ops
+from headrace.engine.ops.registry import OPS_NAMES, choose_ops
 from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.cores import num_compute_threads
 from headrace.engine.worker.graph import Graph
+from headrace.engine.worker.host_sampler import HostSampler, RowSampler
 from headrace.engine.worker.kv_cache import KVCache, kv_bytes_per_block
 from headrace.engine.worker.model_runner import ModelRunner, TokenSampler
 from headrace.specs.model import ModelSpec, RopeScaling
@@ -88,7 +89,7 @@ class Worker:
             block_size=config.block_size,
         )
         self._ops: Ops = choice.make(config.num_threads or num_compute_threads())
-        self._sampler = _make_sampler(choice)
+        self._sampler = _make_sampler(self._ops)
         self.dtype, self.device = self._ops.dtype, self._ops.device
         with self._ops.computing():
             self._decoder = Decoder(self._ops, self.spec, self.checkpoint)
@@ -190,11 +191,9 @@ def _projection_storages(checkpoint: Checkpoint) -> frozenset[str]:
     return frozenset(tensor.storage for tensor in tensors if len(tensor.shape) > 1)
 
 
-def _make_sampler(choice: OpsChoice) -> TokenSampler:
-    if choice.name == "native":
-        from headrace.engine.worker.host_sampler import HostSampler
-
-        return HostSampler()
-    from headrace.engine.worker.sampler import Sampler
+def _make_sampler(ops: Ops) -> TokenSampler:
+    if isinstance(ops, RowSampler):
+        return HostSampler(ops)
+    from headrace.engine.worker.sampler import Sampler  # torch's
 
     return Sampler()

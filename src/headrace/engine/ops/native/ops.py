@@ -200,6 +200,14 @@ class NativeOps:
         logits = self._engine.logits(x, weight, multiplier, softcap or 0.0, self._is_bf16)
         return logits if logits.is_recorded else logits.numpy()
 
+    # Sampling, of logits that `logits` gave
+
+    def greatest(self, logits: Floats) -> list[int]:
+        return self._engine.greatest(logits)
+
+    def draw(self, logits: Floats, draws: list[tuple[int, int, float, int, float, float, float]]) -> list[int]:
+        return self._engine.draw(logits, draws)
+
     def copy_blocks(self, kv: _kernels.Cache, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
             kv.copy_block(source, target)
