@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.base.errors import ConfigurationError
-from headrace.server.errors import suggestion
+from headrace.server.echo import suggestion
 from headrace.server.tools.apertus import ApertusParser
 from headrace.server.tools.cohere import CohereParser
 from headrace.server.tools.deepseek import DeepSeekParser
