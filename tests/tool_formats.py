@@ -213,7 +213,9 @@ _GEMMA_QUOTE = '<|"|>'
 
 
 def _gemma4(content: str, calls: Calls) -> str:
-    return content + "".join(f"<|tool_call>call:{name}{_gemma_value(given, _GEMMA_QUOTE)}<tool_call|>" for name, given in calls)
+    return content + "".join(
+        f"<|tool_call>call:{name}{_gemma_value(given, _GEMMA_QUOTE)}<tool_call|>" for name, given in calls
+    )
 
 
 def _function_gemma(content: str, calls: Calls) -> str:

@@ -14,7 +14,7 @@ from headrace.engine.mind.structured_output import StructuredOutput
 
 _END = 256
 _CLOSERS = frozenset(b'"}]<)\n,;>')
-_USUAL = frozenset(b'abcdeXYZ019 ._-:{["\'\\/\xc3\xa9')
+_USUAL = frozenset(b"abcdeXYZ019 ._-:{[\"'\\/\xc3\xa9")
 
 
 def backend_of_bytes(marks: Sequence[str] = ()) -> LlguidanceBackend:
@@ -31,7 +31,12 @@ def backend_of_bytes(marks: Sequence[str] = ()) -> LlguidanceBackend:
 
 
 def random_answer(
-    backend: LlguidanceBackend, form: StructuredOutput, rng: random.Random, *, marks: Sequence[str] = (), max_tokens: int = 3000
+    backend: LlguidanceBackend,
+    form: StructuredOutput,
+    rng: random.Random,
+    *,
+    marks: Sequence[str] = (),
+    max_tokens: int = 3000,
 ) -> str | None:
     """One that the form allows, to its end; None where it did not come to one in so many tokens."""
     matcher = backend.compile(form).matcher()

@@ -1,5 +1,5 @@
-"""Answers that must call, or whose calls must fit their schemas, in each model's own format: whatever the form allows is read
-back by the format's parser as calls that are valid. Tools are those of a public suite, where it is there.
+"""Answers that must call, or whose calls must fit their schemas, in each model's own format: whatever the form allows is
+read back by the format's parser as calls that are valid. Tools are those of a public suite, where it is there.
 """
 
 import json
@@ -68,7 +68,12 @@ WEATHER: dict[str, Any] = {
     "required": ["city", "days"],
     "additionalProperties": False,
     "$defs": {
-        "place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"], "additionalProperties": False},
+        "place": {
+            "type": "object",
+            "properties": {"x": {"type": "number"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
         "way": {"enum": ["left", "right", "12"]},
     },
 }

@@ -14,7 +14,7 @@ from headrace.engine.mind.structured_output import OutputKind
 from headrace.server.config import ServerConfig
 
 HERMES = FakeChatTemplate("{% for tool in tools %}<tool_call>{% endfor %}<think>")
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -251,7 +251,7 @@ def test_beside_tools_a_form_is_one_of_two_things_that_an_answer_may_be() -> Non
 
 
 def test_where_calls_must_be_made_the_form_of_other_answers_does_not_matter() -> None:
-    app, engine = app_saying('<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>')
+    app, _ = app_saying('<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>')
     message = chat(app, tool_choice="required", tools=TOOLS, max_tokens=200, **FORM).json()["choices"][0]["message"]
     assert message["tool_calls"][0]["function"]["name"] == "stop"
 

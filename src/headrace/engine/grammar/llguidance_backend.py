@@ -125,7 +125,9 @@ def _bit(token_id: int) -> int:
 
 def _control_tokens(vocabulary: Vocabulary) -> dict[str, int]:
     """Those that a tag can mean by their text: what stands in brackets."""
-    texts = {token_id: vocabulary.token_bytes[token_id].decode("utf-8", "replace") for token_id in vocabulary.special_token_ids}
+    texts = {
+        token_id: vocabulary.token_bytes[token_id].decode("utf-8", "replace") for token_id in vocabulary.special_token_ids
+    }
     return {text: token_id for token_id, text in texts.items() if re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)}
 
 

@@ -21,7 +21,9 @@ _MAX_DEPTH = 50
 
 
 def structural_tag_to_lark(wanted: StructuredOutput, control_tokens: Mapping[str, int]) -> str:
-    """`control_tokens`: ids by their text in brackets. A tag's text that is one of them, or holds one, means the token. Raises InvalidRequestError naming what cannot be enforced."""
+    """`control_tokens`: ids by their text in brackets. A tag's text that is one of them, or holds one, means the token.
+
+    Raises InvalidRequestError naming what cannot be enforced."""
     try:
         described = json.loads(wanted.text)
     except (ValueError, RecursionError) as error:

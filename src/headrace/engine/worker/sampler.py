@@ -96,9 +96,7 @@ def _penalise(row: torch.Tensor, token_ids: list[int], answer_counts: list[float
     row[ids] = repeated
 
 
-def _keep_forms(
-    logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]
-) -> dict[int, AllowedTokens]:
+def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> dict[int, AllowedTokens]:
     """Bans what the forms do not allow, in place; notes where a form cannot be followed. logits: [num_rows, vocab_size].
     Returns what each row's form allows."""
     forms: dict[int, AllowedTokens] = {}

@@ -1,5 +1,5 @@
-"""The form that an answer must have because of tools: where it must call, where calls must fit their schemas, and where it is
-either a call or of the form that the request asks for.
+"""The form that an answer must have because of tools: where it must call, where calls must fit their schemas, and where it
+is either a call or of the form that the request asks for.
 
 Knows what each of these demands of a format of calls. Does not know how any format spells a call.
 """
@@ -41,7 +41,9 @@ def answer_form(
     if use.form is None:
         return known, _tag(call_form.may((known or _GENERIC).parser.markers), "tools")
     if not call_form.is_told_apart:
-        raise _refusal(use, "this model announces its calls by nothing, so that an answer of the form could be taken for one")
+        raise _refusal(
+            use, "this model announces its calls by nothing, so that an answer of the form could be taken for one"
+        )
     said = call_form.or_answer(_format_of(use.form), asked)
     return known, _tag(said, use.form.field, use.form)
 
@@ -109,7 +111,7 @@ def _format_of(form: StructuredOutput) -> Format:
         case OutputKind.STRUCTURAL_TAG if isinstance(described := _parsed(form), Mapping) and "format" in described:
             return dict(described["format"]) if isinstance(described["format"], Mapping) else {}
     raise InvalidRequestError(
-        f"{form.field} is not supported together with tools: a JSON Schema, a regular expression, choices, a grammar in GBNF "
+        f"{form.field} is not supported together with tools: a JSON Schema, a regular expression, choices, GBNF "
         "or a structural tag with a format is",
         param=form.field,
         code="unsupported_parameter",

@@ -60,7 +60,7 @@ FORMATS: dict[str, ToolFormat] = {
     ),
     "dsml": ToolFormat(
         parser=DsmlParser,
-        reason="DeepSeek V3.2 and V4: invocations in tags that carry a special token, parameters that say whether they are strings",
+        reason="DeepSeek V3.2 and V4: tags that carry a special token, parameters that say whether they are strings",
         signs=(("｜DSML｜",),),
     ),
     "minimax_m2": ToolFormat(

@@ -18,5 +18,7 @@ class GraniteParser(JsonCallParser):
         call = json_object(asked.schemas)
         if "<function_call>" in asked.template:
             return CallForm(begin="<function_call>", calls=sequence(text(" "), call), separator="\n")
-        begin = "<tool_call>" if "<|tool_call|>" not in asked.template and "<tool_call>" in asked.template else "<|tool_call|>"
+        begin = (
+            "<tool_call>" if "<|tool_call|>" not in asked.template and "<tool_call>" in asked.template else "<|tool_call|>"
+        )
         return CallForm(begin=begin, calls=sequence(text("["), asked.several(call, ", "), text("]")))

@@ -44,9 +44,7 @@ class HarmonyParser(ToolParser):
         said = sequence(tagged(f"{_CHANNEL}commentary{_MESSAGE}", words, "<|end|>"), next_begins)
         final = sequence(text(f"final{_MESSAGE}"), words)
         free = sequence({"type": "star", "content": one_of([thought, said])}, text(_CHANNEL), one_of([calls, final]))
-        return CallForm(
-            begin=_CHANNEL, calls=calls, prelude=thought, answer_begin=f"{_CHANNEL}final{_MESSAGE}", free=free
-        )
+        return CallForm(begin=_CHANNEL, calls=calls, prelude=thought, answer_begin=f"{_CHANNEL}final{_MESSAGE}", free=free)
 
     def _parse(self) -> Reading[None]:
         reader = self.reader

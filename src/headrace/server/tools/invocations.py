@@ -1,5 +1,5 @@
-"""Calls as invocations with named parameters, in a block of their own: DeepSeek V3.2 and V4, whose tags carry a special token
-and whose parameters say whether they are strings, and MiniMax M2.
+"""Calls as invocations with named parameters, in a block of their own: DeepSeek V3.2 and V4, whose tags carry a special
+token and whose parameters say whether they are strings, and MiniMax M2.
 
     <｜DSML｜tool_calls>
     <｜DSML｜invoke name="turn_wheel">
@@ -85,7 +85,9 @@ class InvocationParser(TaggedArgumentParser):
     @classmethod
     def _parameter(cls, argument: Argument, value: Format) -> Format:
         return sequence(
-            text(f'<{cls.prefix}parameter name="{argument.name}"'), cls._told_value(argument, value), text(f"{cls.value_end}\n")
+            text(f'<{cls.prefix}parameter name="{argument.name}"'),
+            cls._told_value(argument, value),
+            text(f"{cls.value_end}\n"),
         )
 
     @classmethod

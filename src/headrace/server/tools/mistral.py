@@ -42,10 +42,11 @@ class MistralParser(JsonCallParser):
         if _CALL_ID not in asked.template:
             return CallForm(begin=_MARKER, calls=each_tool(asked.schemas, "", _ARGUMENTS, ""), separator="")
         new_id = regex(f"[A-Za-z0-9]{{{_ID_LENGTH}}}")
-        calls = [
-            sequence(text(name + _CALL_ID), new_id, text(_ARGUMENTS), arguments(schema)) for name, schema in asked.schemas.items()
+        named = [
+            sequence(text(name + _CALL_ID), new_id, text(_ARGUMENTS), arguments(schema))
+            for name, schema in asked.schemas.items()
         ]
-        return CallForm(begin=_MARKER, calls=one_of(calls), separator="")
+        return CallForm(begin=_MARKER, calls=one_of(named), separator="")
 
     def _calls(self, marker: str) -> Reading[None]:
         reader = self.reader

@@ -10,7 +10,9 @@ from typing import Any
 from headrace.server.tools.call_form import Format, any_text, one_of, regex, sequence, text, with_definitions
 from headrace.server.tools.schemas import is_empty, resolved, types_of
 
-NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"})
+NOTES = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
+)
 _OF_OBJECTS = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "strict"}
 _OF_STRINGS = NOTES | {"type", "enum", "const", "minLength", "maxLength", "$defs", "definitions"}
 _OF_PLAIN = NOTES | {"type", "$defs", "definitions", "nullable"}
@@ -39,7 +41,11 @@ def named_arguments(schema: Mapping[str, Any]) -> list[Argument] | None:
     if properties is None and set(schema) <= NOTES | {"type"}:
         return None
     required = schema.get("required", [])
-    if not isinstance(properties, Mapping) or not _OF_OBJECTS.issuperset(schema) or any(r not in properties for r in required):
+    if (
+        not isinstance(properties, Mapping)
+        or not _OF_OBJECTS.issuperset(schema)
+        or any(r not in properties for r in required)
+    ):
         return None
     found: list[Argument] = []
     for name, one in properties.items():
@@ -86,7 +92,7 @@ def bare_text(argument: Argument, excludes: Sequence[str]) -> Format | None:
 
 def _listed(schema: Mapping[str, Any], excludes: Sequence[str]) -> Format | None:
     values = schema["enum"] if "enum" in schema else [schema["const"]]
-    if "enum" in schema and "const" in schema or not isinstance(values, list) or not values:
+    if ("enum" in schema and "const" in schema) or not isinstance(values, list) or not values:
         return None
     if any(value != value.strip("\n") for value in values) or any(mark in value for value in values for mark in excludes):
         return None

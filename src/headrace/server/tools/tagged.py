@@ -91,7 +91,7 @@ class TaggedArgumentParser(ToolParser):
 
 def _is_usable(name: str) -> bool:
     """Whether an argument's name is read back as it was written."""
-    return bool(name) and name == name.strip() and not set(name) & set("<>\n\"") and len(name) <= MAX_NAME
+    return bool(name) and name == name.strip() and not set(name) & set('<>\n"') and len(name) <= MAX_NAME
 
 
 class _Trimmed:
