@@ -131,6 +131,11 @@ class GgufFile:
         tensor = self.tensors[name]
         return self._shards[tensor.shard].file.view[tensor.offset : tensor.offset + tensor.num_bytes]
 
+    def release_pages(self) -> None:
+        """Lets go of the memory that reading took; what is looked at again is read again."""
+        for shard in self._shards:
+            shard.file.release_pages()
+
     def close(self) -> None:
         """Gives the files back; the memory stays mapped for as long as views of it are held."""
         for shard in self._shards:
