@@ -394,6 +394,7 @@ NB_MODULE(_kernels, m) {
         .def("make_finite", &Cache::make_finite);
     nb::class_<Placement>(m, "Placement");
     m.def("place", &place);
+    m.def("num_steps_alone", &ThreadPool::num_steps_alone);
     nb::class_<Engine>(m, "Engine")
         .def(nb::init<int, const std::string&>(), nb::arg("num_threads"), nb::arg("isa") = "")
         .def_prop_ro("isa", &Engine::isa)
