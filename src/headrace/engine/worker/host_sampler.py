@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.mind.sampling_params import SamplingParams
-from headrace.engine.mind.step import SampledToken, TokenLogprobs
+from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
 from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
@@ -23,8 +23,9 @@ _SORTED_AT_FIRST = 256
 
 
 class HostSampler:
-    def sample(self, logits: Floats, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
-        """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up."""
+    def sample(self, logits: Floats, sequences: Sequence[RunningSequence]) -> list[SampledToken | BeamCandidates | str]:
+        """One per row of `logits` [num_rows, vocab_size]: the token, a beam's candidates, or why there is none. Uses
+        `logits` up."""
         return [_sample_row(logits[row], sequence) for row, sequence in enumerate(sequences)]
 
     def given_logprobs(self, logits: Floats, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
@@ -33,7 +34,7 @@ class HostSampler:
         return [_told(row, token, _top(row, top)) for row, token in zip(logits, token_ids, strict=True)]
 
 
-def _sample_row(row: Floats, sequence: RunningSequence) -> SampledToken | str:
+def _sample_row(row: Floats, sequence: RunningSequence) -> SampledToken | BeamCandidates | str:
     verdict = sequence.constraint.verdict() if sequence.constraint is not None else None  # once a step, whatever else
     best = int(row.argmax())  # the first NaN if any is NaN
     if not math.isfinite(row[best]):
@@ -48,6 +49,11 @@ def _sample_row(row: Floats, sequence: RunningSequence) -> SampledToken | str:
         np.add(row, verdict, out=row)
     if sequence.bans_ending:
         _ban_ending(row, sequence)
+    if (forced := sequence.forced_token()) is not None:
+        row.fill(-np.inf)
+        row[forced] = 0.0
+    if sequence.num_candidates:
+        return _candidates(row, raw, sequence)
     best = int(row.argmax())
     if sequence.bans_tokens and row[best] == -np.inf:
         return NOTHING_LEFT
@@ -138,6 +144,20 @@ def _num_kept(cumulated: npt.NDArray[np.float64], sampling: SamplingParams, voca
     return top_k if top_k <= num_sorted else None
 
 
+def _candidates(row: Floats, raw: Floats | None, sequence: RunningSequence) -> BeamCandidates:
+    """row: [vocab_size], changed as the request asked; raw: as the model gave it, if log-probabilities are told."""
+    ids = _top(row, min(sequence.num_candidates, len(row)))
+    ids = ids[row[ids] > -np.inf]
+    if len(ids) == 0:
+        return BeamCandidates((), ())
+    scores = row[ids] - _normaliser(row)
+    told: tuple[TokenLogprobs, ...] = ()
+    if raw is not None:
+        top = _top(raw, min(sequence.sampling.logprobs, len(raw)))
+        told = tuple(_told(raw, token, top) for token in ids.tolist())
+    return BeamCandidates(tuple(ids.tolist()), tuple(scores.tolist()), told)
+
+
 def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprobs:
     """raw: [vocab_size], as the model gave it."""
     if sampling.logprob_token_ids:
@@ -146,8 +166,7 @@ def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprob
 
 
 def _told(raw: Floats, token: int, others: npt.NDArray[np.int64]) -> TokenLogprobs:
-    highest = raw.max()
-    normaliser = highest + np.log(np.exp(raw - highest).sum(dtype=np.float64))
+    normaliser = _normaliser(raw)
     chosen = raw[token]
     return TokenLogprobs(
         token_id=token,
@@ -156,6 +175,12 @@ def _told(raw: Floats, token: int, others: npt.NDArray[np.int64]) -> TokenLogpro
         top_token_ids=tuple(others.tolist()),
         top_logprobs=tuple((raw[others] - normaliser).tolist()),
     )
+
+
+def _normaliser(row: Floats) -> float:
+    """The logarithm of the sum of its exponentials."""
+    highest = row.max()
+    return float(highest + np.log(np.exp(row - highest).sum(dtype=np.float64)))
 
 
 def _top(raw: Floats, count: int) -> npt.NDArray[np.int64]:
