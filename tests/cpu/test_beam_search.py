@@ -1,4 +1,4 @@
-"""Beam search finds what `transformers` finds (`num_beams`), with the same scores, whatever else the engine does meanwhile."""
+"""Beam search finds what `transformers` finds (`num_beams`), with the same scores, whatever else the engine does."""
 
 import itertools
 from pathlib import Path

@@ -84,8 +84,7 @@ def expected_beams(request: Request) -> list[list[int]]:
                 state = fingerprint(state, token_id)
             options = beam_candidates(state, facts, len(answer), choose_any_of(VOCAB_SIZE))
             candidates += [
-                (score + more, [*answer, token_id])
-                for token_id, more in zip(options.token_ids, options.scores, strict=True)
+                (score + more, [*answer, token_id]) for token_id, more in zip(options.token_ids, options.scores, strict=True)
             ]
         candidates.sort(key=lambda pair: -pair[0])
         length = len(running[0][1]) + 1

@@ -132,9 +132,7 @@ class BeamGroup:
             _Candidate(beam.score + score, beam, place, token_id, beam.candidates.logprobs)
             for beam in sorted(self._beams, key=lambda beam: beam.rank)
             if beam.candidates is not None
-            for place, (token_id, score) in enumerate(
-                zip(beam.candidates.token_ids, beam.candidates.scores, strict=True)
-            )
+            for place, (token_id, score) in enumerate(zip(beam.candidates.token_ids, beam.candidates.scores, strict=True))
         ]
         found.sort(key=lambda candidate: -candidate.score)  # stable: among equals the order is that of beams and tokens
         return found
@@ -157,7 +155,7 @@ class BeamGroup:
             return True
         is_patient = search.early_stopping is EarlyStopping.WHEN_HOPELESS and search.length_penalty > 0
         length = self.sequences[0].sampling.max_tokens if is_patient else num_tokens
-        return best_running / length**search.length_penalty <= self.answers[-1].score
+        return bool(best_running / length**search.length_penalty <= self.answers[-1].score)
 
     def _place(self, kept: list[_Candidate]) -> list[Move]:
         """Each parent's best child stays in the parent's sequence, so that nothing moves; the others take sequences that

@@ -243,7 +243,8 @@ class EngineCore:
         first = search.sequences[0]
         request = first.request
         if len(search.answers) < request.num_sequences:
-            found = f"the request's conditions leave {len(search.answers)} answers, and {request.num_sequences} are asked for"
+            num_found, num_asked = len(search.answers), request.num_sequences
+            found = f"the request's conditions leave {num_found} answers, and {num_asked} are asked for"
             return self._drop_search(search, FinishReason.ERROR, now, error=found)
         self._forget_search(search)
         return [
@@ -277,9 +278,7 @@ class EngineCore:
         self._forget_search(search)
         places = range(search.sequences[0].request.num_sequences)
         return [
-            self._without_answer(search, place, reason, now, error=error)
-            for place in places
-            if place not in search.given_up
+            self._without_answer(search, place, reason, now, error=error) for place in places if place not in search.given_up
         ]
 
     @staticmethod

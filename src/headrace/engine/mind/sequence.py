@@ -112,7 +112,7 @@ class SequenceState:
 
     @property
     def needs_prompt_of_leader(self) -> bool:
-        """Whether its leader is still computing the prompt that both share. A beam that has gone beyond it can do without."""
+        """Whether its leader is still computing the prompt that both share. A beam that is beyond it can do without."""
         leader = self.leader
         return (
             leader is not None

@@ -1,6 +1,6 @@
 """ThinkingWatch: how much of its reasoning an answer has used up, and which token must come once it has used up all.
 
-Knows token ids. Does not know text, nor how the token is then chosen. What it says depends on the sequence's tokens alone, so
+Knows token ids. Does not know text, nor how the token is then chosen. What it says depends on the sequence's tokens alone:
 chunks, batches and preemption make no difference.
 """
 
