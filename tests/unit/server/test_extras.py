@@ -1,5 +1,5 @@
-"""What an answer holds beside its text where a request asks for it: token ids as names, the prompt, the last message; and how
-often a stream speaks."""
+"""What an answer holds beside its text where a request asks for it: token ids as names, the prompt, the last message; and
+how often a stream speaks."""
 
 from typing import Any
 
@@ -45,7 +45,6 @@ def test_an_assistants_last_message_is_repeated_before_its_continuation() -> Non
     fields: dict[str, Any] = {
         "messages": TURNS,
         "continue_final_message": True,
-        "add_generation_prompt": False,
         "echo": True,
     }
     assert chat(app, **fields).json()["choices"][0]["message"]["content"] == "Once upon a time"
