@@ -91,6 +91,12 @@ def _simulate(commands: Commands) -> None:
     simulate.add_parser(commands)
 
 
+def _calibrate(commands: Commands) -> None:
+    from headrace.cli import calibrate
+
+    calibrate.add_parser(commands)
+
+
 def _bench(commands: Commands) -> None:
     from headrace.cli import bench
 
@@ -113,6 +119,7 @@ _COMMANDS: dict[str, Callable[[Commands], None]] = {
     "serve": _serve,
     "pull": _pull,
     "simulate": _simulate,
+    "calibrate": _calibrate,
     "bench": _bench,
     "compare": _compare,
     "version": _version,
