@@ -167,7 +167,7 @@ def _wait(process: subprocess.Popen[bytes], url: str) -> None:
 def _fit(observed: Observed, source: str, console: Console) -> EngineModel:
     fitted = fit_steps(observed.steps)
     _show(observed, console)
-    sizes = [step.size for step in observed.steps]
+    sizes = [size for step in observed.steps for size in step.sizes]
     spread = speed_spread(observed.steps, fitted)
     front_end = fit_front_end(observed.delays)
     console.print(

@@ -89,8 +89,11 @@ def _phase(name: str, requests: Sequence[WorkloadRequest], *, num_users: int, se
 
 
 @dataclass(frozen=True, slots=True)
-class TimedStep:
-    size: StepSize
+class TimedSteps:
+    """Steps whose ends the loop saw in one turn, nearly always one; where it was late there are several, and only their sum
+    is known."""
+
+    sizes: tuple[StepSize, ...]
     duration_us: float
     ended: Nanos
 
@@ -111,7 +114,7 @@ class Delays:
 @dataclass(frozen=True, slots=True)
 class Observed:
     config: SchedulerConfig
-    steps: tuple[TimedStep, ...]
+    steps: tuple[TimedSteps, ...]
     delays: tuple[Delays, ...]
 
 
@@ -123,12 +126,18 @@ def observe(events: Iterable[Event], runs: Sequence[Run]) -> Observed:
     planned = [event for event in recording if isinstance(event, Planned)]
     finished = {event.result.step_id: event for event in recording if isinstance(event, Finished)}
     durations = step_durations(planned, finished)
-    steps = tuple(
-        TimedStep(step_size(event.plan), durations[event.step_id] / 1e3, finished[event.step_id].now)
-        for event in planned
-        if event.step_id in finished
-    )
-    return Observed(recording[0].scheduler, steps, tuple(_delays(recording, planned, finished, runs)))
+    steps: list[TimedSteps] = []
+    for event in planned:
+        end = finished.get(event.step_id)
+        if end is None:
+            continue
+        size, duration_us = step_size(event.plan), durations[event.step_id] / 1e3
+        if steps and steps[-1].ended == end.now:
+            last = steps.pop()
+            steps.append(TimedSteps((*last.sizes, size), last.duration_us + duration_us, end.now))
+        else:
+            steps.append(TimedSteps((size,), duration_us, end.now))
+    return Observed(recording[0].scheduler, tuple(steps), tuple(_delays(recording, planned, finished, runs)))
 
 
 def _delays(
@@ -174,12 +183,11 @@ def _client_id(request_id: str) -> str:
 # What follows from it
 
 
-def fit_steps(steps: Sequence[TimedStep]) -> FittedSteps:
+def fit_steps(steps: Sequence[TimedSteps]) -> FittedSteps:
     """Robustly, and of relative errors, since a fast step matters as much as a slow one; then scaled so that the sum of all
     durations is right, since that is what throughput is made of."""
-    most = max(step.size.num_tokens for step in steps)
-    knots = _reached_knots(sorted(step.size.num_tokens for step in steps))
-    rows = [_row(step.size, knots) for step in steps]
+    knots = _reached_knots(sorted(size.num_tokens for step in steps for size in step.sizes))
+    rows = [_row(step.sizes, knots) for step in steps]
     targets = [step.duration_us for step in steps]
     weights = [1.0 / target for target in targets]
     solution: list[float] = []
@@ -195,7 +203,6 @@ def fit_steps(steps: Sequence[TimedStep]) -> FittedSteps:
             math.sqrt(min(1.0, _OUTLIER * typical / max(residual, 1e-9))) / target
             for residual, target in zip(residuals, targets, strict=True)
         ]
-    assert most >= knots[-1] or len(knots) == 1
     scale = sum(targets) / sum(_dot(row, solution) for row in rows)
     fitted = [value * scale for value in solution]
     num_knots = len(knots)
@@ -222,11 +229,19 @@ def _reached_knots(ordered: Sequence[int]) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def _row(size: StepSize, knots: Sequence[int]) -> list[float]:
+def _row(sizes: Sequence[StepSize], knots: Sequence[int]) -> list[float]:
     row = [0.0] * len(knots)
-    for index, weight in weights_of(size.num_tokens, knots):
-        row[index] += weight
-    return [*row, float(size.decode_context), float(size.chunk_pairs), float(size.num_decodes), float(size.num_chunks)]
+    sums = [0.0] * 4
+    for size in sizes:
+        for index, weight in weights_of(size.num_tokens, knots):
+            row[index] += weight
+        proportional = (size.decode_context, size.chunk_pairs, size.num_decodes, size.num_chunks)
+        sums = [total + value for total, value in zip(sums, proportional, strict=True)]
+    return [*row, *sums]
+
+
+def _fitted_us(step: TimedSteps, fitted: FittedSteps) -> float:
+    return sum(fitted.step_us(size) for size in step.sizes)
 
 
 def _dot(row: Sequence[float], solution: Sequence[float]) -> float:
@@ -272,15 +287,15 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True):
     p90_error: float
 
 
-def residuals(steps: Sequence[TimedStep], fitted: FittedSteps) -> list[Residuals]:
+def residuals(steps: Sequence[TimedSteps], fitted: FittedSteps) -> list[Residuals]:
     """By what steps do and how many tokens they compute."""
     total = sum(step.duration_us for step in steps)
-    groups: dict[str, list[TimedStep]] = {}
+    groups: dict[str, list[TimedSteps]] = {}
     for step in steps:
-        groups.setdefault(_kind(step.size), []).append(step)
+        groups.setdefault(_kind(step.sizes[0]), []).append(step)
     found = []
     for kind, members in sorted(groups.items()):
-        predicted = [fitted.step_us(step.size) for step in members]
+        predicted = [_fitted_us(step, fitted) for step in members]
         errors = sorted(abs(p / step.duration_us - 1.0) for p, step in zip(predicted, members, strict=True))
         time = sum(step.duration_us for step in members)
         found.append(
@@ -302,14 +317,14 @@ def _kind(size: StepSize) -> str:
     return f"{what}, {'over 1024' if bound is None else f'up to {bound:4}'} tokens"
 
 
-def speed_spread(steps: Sequence[TimedStep], fitted: FittedSteps) -> float:
+def speed_spread(steps: Sequence[TimedSteps], fitted: FittedSteps) -> float:
     """How much the machine's speed differs between blocks of some seconds: the standard deviation of the logarithm of
     measured over fitted time."""
     blocks: dict[int, list[float]] = {}
     for step in steps:
         times = blocks.setdefault(int(step.ended / 1e9 / _BLOCK_S), [0.0, 0.0])
         times[0] += step.duration_us
-        times[1] += fitted.step_us(step.size)
+        times[1] += _fitted_us(step, fitted)
     ratios = [math.log(measured / p) for measured, p in blocks.values() if measured > _BLOCK_S * 1e6 / 2]
     if len(ratios) < 2:
         return 0.0

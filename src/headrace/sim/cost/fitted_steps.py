@@ -15,9 +15,6 @@ from headrace.sim.cost.step_size import StepSize
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 """Numbers of tokens; a fit uses those that its steps reach."""
 
-PROPORTIONAL = ("decode_context", "chunk_pairs", "num_decodes", "num_chunks")
-"""The sums that a step pays for in proportion, besides."""
-
 
 class FittedSteps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """In microseconds."""

@@ -330,6 +330,8 @@ class GpuStepModel:
         if parallel.tensor_parallel_size > 1:
             once = self._collective_us("all_reduce", parallel.tensor_parallel_size, message)
             total += once if has_experts and parallel.data_parallel_size > 1 else 2 * once
+            if isinstance(group.attention, GroupedAttention) and group.attention.norms_all_heads:
+                total += 2 * self._collective_us("all_reduce", parallel.tensor_parallel_size, tokens * 4.0)
         if parallel.data_parallel_size > 1 and has_experts:
             gpus = parallel.num_gpus_per_stage
             everything = message * parallel.data_parallel_size

@@ -21,6 +21,8 @@ class GroupedAttention(msgspec.Struct, frozen=True, kw_only=True, tag="grouped")
     window: int | None = None
     is_gated: bool = False
     """An output gate, which makes the query projection twice as wide (Qwen3-Next)."""
+    norms_all_heads: bool = False
+    """Queries and keys are normed over all heads together, so split heads exchange their sums of squares (MiniMax-M2)."""
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
@@ -155,6 +157,7 @@ def _attention(config: Mapping[str, Any], index: int) -> GroupedAttention | Late
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         window=config.get("sliding_window") if kind == "sliding_attention" else None,
         is_gated=bool(config.get("attn_output_gate")),
+        norms_all_heads=config.get("qk_norm_type") == "per_layer",
     )
 
 
