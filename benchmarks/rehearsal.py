@@ -60,9 +60,7 @@ def live(work: Path, names: list[str]) -> None:
         load = LoadOptions(
             url=server.url,
             format=format_named("openai"),
-            body=BodyOptions(
-                model=first_model(server.url, {}), seed=0, vocab_size=8000, ignore_eos=True, extra_body={}
-            ),
+            body=BodyOptions(model=first_model(server.url, {}), seed=0, vocab_size=8000, ignore_eos=True, extra_body={}),
             num_warm_ups=2,
         )
         for name in names:
@@ -123,9 +121,7 @@ def compare(work: Path) -> None:
                 f"{label}: rehearsed {predicted[key]:.4g} [{bounds[0]:.4g} to {bounds[-1]:.4g}], live {measured[key]:.4g}"
             )
             if key != "ttft_p99" or name == "90 %":
-                result.targets.append(
-                    Target(f"{label}: error within {limit:.0%}", 100 * error, "%", abs(error) <= limit)
-                )
+                result.targets.append(Target(f"{label}: error within {limit:.0%}", 100 * error, "%", abs(error) <= limit))
     share = num_held / num_figures
     result.targets.append(Target("90 % intervals hold 85 to 95 % of figures", 100 * share, "%", 0.85 <= share <= 0.95))
     result.save()
@@ -139,9 +135,7 @@ def main() -> None:
     options.work.mkdir(exist_ok=True)
     match options.stage:
         case "calibrate":
-            headrace(
-                ["calibrate", MODEL, "--output", str(options.work / "engine.json"), "--serve-options", " ".join(SERVE)]
-            )
+            headrace(["calibrate", MODEL, "--output", str(options.work / "engine.json"), "--serve-options", " ".join(SERVE)])
         case "live":
             live(options.work, ["saturation", "50 %"])
         case "loaded":

@@ -1,9 +1,9 @@
 """What deployments have in common beside physics: a Gaussian process over the residuals' logarithms.
 
-A deployment's kernels, flags and version are not in the rows, but points that share a model, a backend or a device share some
-of them. The covariance of two residuals is a sum over what they share, each part with a level and a slope over the logarithm
-of the load; conditioning on measured points is the best linear prediction (BLUP; kriging). Points of the same run, where a
-deployment was measured, correct it most.
+A deployment's kernels, flags and version are not in the rows, but points that share a model, a backend or a device share
+some of them. The covariance of two residuals is a sum over what they share, each part with a level and a slope over the
+logarithm of the load; conditioning on measured points is the best linear prediction (BLUP; kriging). Points of the same run,
+where a deployment was measured, correct it most.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from benchmarks.gpu_fits.points import Point
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from benchmarks.gpu_fits.points import Point
 from headrace.specs.device import device
 
 Array = np.ndarray[Any, Any]
@@ -44,14 +44,29 @@ class Deviations:
         loads = np.outer(_load(left), _load(right))
         total = np.zeros((len(left), len(right)))
         for index, name in enumerate(SHARED.values()):
-            same = np.array([name(p) for p in left])[:, None] == np.array([name(p) for p in right])[None, :]
+            codes: dict[str, int] = {}
+            rows = np.array([codes.setdefault(name(point), len(codes)) for point in left])
+            columns = np.array([codes.setdefault(name(point), len(codes)) for point in right])
+            same = rows[:, None] == columns[None, :]
             total += same * (self.levels[index] + self.slopes[index] * loads)
         return total
 
-    def predict(self, known: Sequence[Point], residuals: Array, asked: Sequence[Point]) -> Array:
-        """The residuals' means at `asked`, given those at `known`."""
-        inside = self.covariance(known, known) + self.noise * np.eye(len(known))
-        return self.covariance(asked, known) @ cho_solve(cho_factor(inside, lower=True), residuals)
+    def condition(self, known: Sequence[Point], residuals: Array, asked: Sequence[Point]) -> tuple[Array, Array]:
+        """Means and covariances at `asked`, given the residuals at `known`; without what nothing shares."""
+        inside = cho_factor(self.covariance(known, known) + self.noise * np.eye(len(known)), lower=True)
+        across = self.covariance(asked, known)
+        solved = cho_solve(inside, np.column_stack([residuals, across.T]))
+        return across @ solved[:, 0], self.covariance(asked, asked) - across @ solved[:, 1:]
+
+    def deviations(self, covariance: Array) -> Array:
+        """Of single measurements."""
+        return np.sqrt(np.maximum(np.diag(covariance), 0.0) + self.noise)
+
+    def anchor(self, mean: Array, covariance: Array, at: Array, residuals: Array) -> tuple[Array, Array]:
+        """The same once the residuals at some of the places are known."""
+        inside = covariance[np.ix_(at, at)] + self.noise * np.eye(len(at))
+        gain = np.linalg.solve(inside, covariance[at]).T
+        return mean + gain @ (residuals - mean[at]), covariance - gain @ covariance[at]
 
 
 def learn(points: Sequence[Point], residuals: Array, *, max_points: int = 500, seed: int = 0) -> Deviations:
@@ -77,9 +92,7 @@ def learn(points: Sequence[Point], residuals: Array, *, max_points: int = 500, s
         inverse = cho_solve(factor, eye)
         inside = inverse - np.outer(weighted, weighted)
         value = 0.5 * float(values @ weighted) + float(np.log(np.diag(factor[0])).sum())
-        gradient = np.array(
-            [0.5 * v * float((inside * part).sum()) for v, part in zip(variances, parts, strict=True)]
-        )
+        gradient = np.array([0.5 * v * float((inside * part).sum()) for v, part in zip(variances, parts, strict=True)])
         prior = 0.5 * ((x - _PRIOR) ** 2).sum() / 4.0
         return value + prior, gradient + (x - _PRIOR) / 4.0
 

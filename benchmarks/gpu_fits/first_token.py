@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
-
 from benchmarks.gpu_fits.points import Point
 from benchmarks.gpu_fits.tuning import Runs
+from scipy.optimize import least_squares
+
 from headrace.sim.cost_model import known_shape
 from headrace.specs.device import device
 
@@ -39,26 +39,29 @@ class FirstToken:
     def predict(self, points: Sequence[Point], steps_ms: Array, tpot_ms: Array, prompt_steps: Array) -> Array:
         nothing = np.zeros(len(CENTRES))
         logs = np.array([self.shared + self.groups.get(group(point), nothing) for point in points])
-        return _ttft(np.exp(logs), points, steps_ms, tpot_ms, prompt_steps)
+        return _ttft(np.exp(logs), steps_ms, tpot_ms, prompt_steps * _layers(points))
 
 
-def _ttft(factors: Array, points: Sequence[Point], steps_ms: Array, tpot_ms: Array, prompt_steps: Array) -> Array:
-    layers = np.array([known_shape(point.model).num_layers for point in points])
+def _ttft(factors: Array, steps_ms: Array, tpot_ms: Array, prompt_layers: Array) -> Array:
     a, k, s, hp = factors.T
-    return a + k * tpot_ms + s * steps_ms + hp * prompt_steps * layers
+    return np.asarray(a + k * tpot_ms + s * steps_ms + hp * prompt_layers)
 
 
-def fit_first_token(
-    points: Sequence[Point], steps_ms: Array, tpot_ms: Array, prompt_steps: Array
-) -> FirstToken:
+def _layers(points: Sequence[Point]) -> Array:
+    counts = {model: known_shape(model).num_layers for model in {point.model for point in points}}
+    return np.array([counts[point.model] for point in points])
+
+
+def fit_first_token(points: Sequence[Point], steps_ms: Array, tpot_ms: Array, prompt_steps: Array) -> FirstToken:
     names = sorted({group(point) for point in points})
     which = np.array([names.index(group(point)) for point in points])
     target = np.log([point.ttft_ms for point in points])
     runs, count = Runs.of(points), len(CENTRES)
+    prompt_layers = prompt_steps * _layers(points)
 
     def residuals(x: Array) -> Array:
         shared, groups = x[:count], x[count:].reshape(len(names), count)
-        found = _ttft(np.exp(shared + groups[which]), points, steps_ms, tpot_ms, prompt_steps)
+        found = _ttft(np.exp(shared + groups[which]), steps_ms, tpot_ms, prompt_layers)
         data = runs.residuals(np.log(found) - target, between=BETWEEN_RUNS, within=WITHIN_RUNS)
         return np.concatenate([data, (shared - CENTRES) / SPREADS, (groups / GROUP_SPREADS).ravel()])
 

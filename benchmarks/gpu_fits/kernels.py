@@ -83,9 +83,7 @@ def gemm_tables(root: Path, name: str) -> Iterator[Table]:
             def predict(p: kernels.Gemm, c: dict[str, Array], rate: Any = rate, wide: float = wide) -> Array:
                 return p.time_us(rate, c["m"], c["n"], c["k"], wide)
 
-            yield Table(
-                name, "gemm", dtype, kernels.Gemm, predict, _numbers(rows, "m", "n", "k"), rows["latency"] * 1e3
-            )
+            yield Table(name, "gemm", dtype, kernels.Gemm, predict, _numbers(rows, "m", "n", "k"), rows["latency"] * 1e3)
 
 
 def attention_tables(root: Path, name: str) -> Iterator[Table]:
@@ -159,8 +157,8 @@ def latent_tables(root: Path, name: str) -> Iterator[Table]:
                             kv_bytes: float = kv_bytes,
                         ) -> Array:  # fmt: skip
                             return p.decode_us(
-                                rate, bf16_flops, c["batch"], c["context"], c["heads"], 7168.0, c["projections"], wide, 576.0,
-                                kv_bytes,
+                                rate, bf16_flops, c["batch"], c["context"], c["heads"], 7168.0, c["projections"], wide,
+                                576.0, kv_bytes,
                             )  # fmt: skip
 
                         predict: Any = decode
@@ -279,11 +277,13 @@ def main() -> None:
             **msgspec.structs.asdict(record),
             "num_rows": len(table.latency_us), "median_error": round(median, 4), "p90_error": round(p90, 4),
         }  # fmt: skip
-        print(f"{table.device} {table.family} {table.kind}: {len(table.latency_us)} rows, {median:.1%} / {p90:.1%}", flush=True)
+        print(
+            f"{table.device} {table.family} {table.kind}: {len(table.latency_us)} rows, {median:.1%} / {p90:.1%}", flush=True
+        )
     if only:
         return
     document = {
-        "source": "kernel tables of ai-dynamo/aiconfigurator at 095f58a (Apache-2.0), fitted by benchmarks/gpu_fits/kernels.py",
+        "source": "kernel tables of ai-dynamo/aiconfigurator at 095f58a (Apache-2.0), fitted by gpu_fits/kernels.py",
         "errors": "relative, over all rows of the shapes that serving meets, those fitted included",
         "devices": fitted,
     }

@@ -1,8 +1,9 @@
 """The public benchmark's client against a serving engine, replayed in steps: what mean TTFT and TPOT are made of.
 
 A closed loop without think time: a request arrives when another ends, whatever time it is. So the schedule is a matter of
-steps, not of seconds, and the mean latencies are sums of `COMPONENTS` with the same factors as the steps have: replayed once,
-they serve every fit. Between two changes of the batch, decode steps differ in their contexts alone, and are taken together.
+steps, not of seconds, and the mean latencies are sums of `COMPONENTS` with the same factors as the steps have: replayed
+once, they serve every fit. Between two changes of the batch, decode steps differ in their contexts alone, and are taken
+together.
 
 The schedulers of the measured engines are not Headrace's, so this has three of theirs in outline: vLLM (prompts in chunks
 beside decodes), SGLang (prompts in steps of their own, before decodes), TensorRT-LLM (whole prompts beside decodes).
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from benchmarks.gpu_fits.points import Point
+
 from headrace.base.rng import stream
 from headrace.sim.cost.gpu import COMPONENTS, GpuStepModel
 from headrace.sim.cost.step_size import StepSize

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from benchmarks.gpu_fits.points import Point
 from scipy.optimize import least_squares
 
-from benchmarks.gpu_fits.points import Point
 from headrace.sim.cost.curves import curves_of
 from headrace.sim.cost.gpu import COMPONENTS, GpuStepModel, Tuning
 from headrace.sim.cost.step_size import StepSize
@@ -137,9 +137,7 @@ def fit(points: Sequence[Point], components: Array) -> Fit:
         factors = np.exp(shared + deviations[which])
         logs = np.log((components * factors).sum(axis=1)) - target
         data = runs.residuals(logs, between=BETWEEN_RUNS, within=WITHIN_RUNS)
-        return np.concatenate(
-            [data, (shared - PRIOR_CENTRES) / PRIOR_SPREADS, (deviations / BACKEND_SPREADS).ravel()]
-        )
+        return np.concatenate([data, (shared - PRIOR_CENTRES) / PRIOR_SPREADS, (deviations / BACKEND_SPREADS).ravel()])
 
     start = np.concatenate([PRIOR_CENTRES, np.zeros(count * len(BACKENDS))])
     found = least_squares(residuals, start, max_nfev=40).x

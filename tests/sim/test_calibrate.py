@@ -46,7 +46,9 @@ class RecordedRun:
     def __init__(self, *, noise: float = 0.0, stalls: float = 0.0) -> None:
         self.clock = ManualClock(Nanos(1_000))
         self.core = EngineCore(CONFIG, eos_token_ids=(), identity_digest=b"test")
-        self.events: list[Event] = [Opening(now=self.clock.now(), scheduler=CONFIG, eos_token_ids=(), identity_digest=b"test")]
+        self.events: list[Event] = [
+            Opening(now=self.clock.now(), scheduler=CONFIG, eos_token_ids=(), identity_digest=b"test")
+        ]
         self.runs: list[Run] = []
         self._noise = stream(0, "noise")
         self._sizes = (noise, stalls)

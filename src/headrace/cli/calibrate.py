@@ -79,7 +79,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("the recording has no finished step: nothing can be fitted")
     engine = _fit(observed, source, console)
     options.output.write_bytes(msgspec.json.format(msgspec.json.encode(engine), indent=1) + b"\n")
-    console.print(f"[dim]engine: {options.output}; rehearse it with headrace simulate --engine {options.output} --workload …[/]")
+    console.print(
+        f"[dim]engine: {options.output}; rehearse it with headrace simulate --engine {options.output} --workload …[/]"
+    )
     return 0
 
 

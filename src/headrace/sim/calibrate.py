@@ -10,13 +10,14 @@ engine's loop saw them; so the host's own work between steps is part of them.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean, median
 
 import msgspec
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import CheckpointError
-from headrace.base.ids import SequenceId
+from headrace.base.ids import SequenceId, StepId
 from headrace.engine.host.recording import Added, Event, Finished, Opening, Planned
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.measure.report.record import Run
@@ -39,6 +40,7 @@ _ROUNDS = 8
 """Of reweighting; the loss is Huber's."""
 _OUTLIER = 2.5
 """Residuals beyond so many of their typical size count less: a stall of the machine is not a cost of the plan."""
+_SHRINKAGE = 0.1
 _BLOCK_S = 5.0
 """Steps of so many seconds share the machine's mood; the spread between such blocks is that of short runs."""
 
@@ -141,12 +143,12 @@ def observe(events: Iterable[Event], runs: Sequence[Run]) -> Observed:
 
 
 def _delays(
-    recording: Sequence[Event], planned: Sequence[Planned], finished: dict[object, Finished], runs: Sequence[Run]
+    recording: Sequence[Event], planned: Sequence[Planned], finished: dict[StepId, Finished], runs: Sequence[Run]
 ) -> Iterable[Delays]:
     """Requests have one continuation each and none is refused, so the n-th that was added is the n-th sequence."""
     added = {
-        str(event.request.request_id): (SequenceId(index), event)
-        for index, event in enumerate(event for event in recording if isinstance(event, Added))
+        str(arrival.request.request_id): (SequenceId(index), arrival)
+        for index, arrival in enumerate(event for event in recording if isinstance(event, Added))
     }
     first_samples: dict[SequenceId, tuple[Nanos, int, int]] = {}
     for event in planned:
@@ -162,13 +164,13 @@ def _delays(
         for record in run.records:
             if record.first_chunk_ns is None or record.request_id not in by_client:
                 continue
-            sequence_id, event = by_client[record.request_id]
+            sequence_id, arrival = by_client[record.request_id]
             if sequence_id not in first_samples:
                 continue
             sampled_at, place, num_samples = first_samples[sequence_id]
             yield Delays(
-                num_prompt_tokens=len(event.request.prompt_token_ids),
-                inbound_us=(event.now - start - record.sent_ns) / 1e3,
+                num_prompt_tokens=len(arrival.request.prompt_token_ids),
+                inbound_us=(arrival.now - start - record.sent_ns) / 1e3,
                 outbound_us=(record.first_chunk_ns + start - sampled_at) / 1e3,
                 place=place,
                 num_samples=num_samples,
@@ -187,14 +189,15 @@ def fit_steps(steps: Sequence[TimedSteps]) -> FittedSteps:
     """Robustly, and of relative errors, since a fast step matters as much as a slow one; then scaled so that the sum of all
     durations is right, since that is what throughput is made of."""
     knots = _reached_knots(sorted(size.num_tokens for step in steps for size in step.sizes))
-    rows = [_row(step.sizes, knots) for step in steps]
+    rows = [_rising(_row(step.sizes, knots), len(knots)) for step in steps]
     targets = [step.duration_us for step in steps]
     weights = [1.0 / target for target in targets]
     solution: list[float] = []
     for _ in range(_ROUNDS):
+        weighted = [[value * weight for value in row] for row, weight in zip(rows, weights, strict=True)]
         solution = non_negative_least_squares(
-            [[value * weight for value in row] for row, weight in zip(rows, weights, strict=True)],
-            [target * weight for target, weight in zip(targets, weights, strict=True)],
+            [*weighted, *_shrinking(weighted, len(knots))],
+            [*(target * weight for target, weight in zip(targets, weights, strict=True)), 0.0, 0.0],
         )
         predicted = [_dot(row, solution) for row in rows]
         residuals = [abs(target / max(p, 1e-3) - 1.0) for target, p in zip(targets, predicted, strict=True)]
@@ -205,11 +208,10 @@ def fit_steps(steps: Sequence[TimedSteps]) -> FittedSteps:
         ]
     scale = sum(targets) / sum(_dot(row, solution) for row in rows)
     fitted = [value * scale for value in solution]
-    num_knots = len(knots)
-    context, pairs, decodes, chunks = fitted[num_knots:]
+    rises, (context, pairs, decodes, chunks) = fitted[: len(knots)], fitted[len(knots) :]
     return FittedSteps(
         knots=knots,
-        knot_us=tuple(round(value, 3) for value in fitted[:num_knots]),
+        knot_us=tuple(round(value, 3) for value in accumulate(rises)),
         decode_context_us=context,
         chunk_pairs_us=pairs,
         num_decodes_us=decodes,
@@ -238,6 +240,22 @@ def _row(sizes: Sequence[StepSize], knots: Sequence[int]) -> list[float]:
         proportional = (size.decode_context, size.chunk_pairs, size.num_decodes, size.num_chunks)
         sums = [total + value for total, value in zip(sums, proportional, strict=True)]
     return [*row, *sums]
+
+
+def _rising(row: Sequence[float], num_knots: int) -> list[float]:
+    """The same row for what the curve rises by from knot to knot: more tokens never take less time."""
+    return [*reversed(list(accumulate(reversed(row[:num_knots])))), *row[num_knots:]]
+
+
+def _shrinking(weighted: Sequence[Sequence[float]], num_knots: int) -> list[list[float]]:
+    """Observations that decodes and chunks cost nothing beside their tokens, as much as a few steps would say so. Where a
+    recording cannot tell them apart, the curve has it all."""
+    rows = []
+    for column in (num_knots + 2, num_knots + 3):
+        row = [0.0] * len(weighted[0])
+        row[column] = _SHRINKAGE * math.sqrt(sum(one[column] ** 2 for one in weighted))
+        rows.append(row)
+    return rows
 
 
 def _fitted_us(step: TimedSteps, fitted: FittedSteps) -> float:

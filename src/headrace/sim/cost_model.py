@@ -5,7 +5,7 @@ Refuses steps beyond what was fitted, unless it is told to extrapolate; knows ho
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
 
@@ -16,6 +16,7 @@ from headrace.base.errors import ConfigurationError, nearest
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.step import StepPlan
 from headrace.sim.cost.curves import curves_of, was_measured
+from headrace.sim.cost.deployments import Deviation, deviation_of, half_width_90, measured_models
 from headrace.sim.cost.fitted_steps import FittedSteps
 from headrace.sim.cost.gpu import GpuStepModel, Precision, Tuning
 from headrace.sim.cost.shape import ModelShape, shape_from_config
@@ -66,9 +67,9 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     expert_parallel_size: int = 1
     precision: Precision = Precision()
     tuning: Tuning | None = None
-    """Factors fitted to whole deployments; the backend's, or the general ones, where it is absent."""
+    """Factors of your own, in place of what is known of deployments like this one."""
     backend: str = ""
-    """vllm, sglang or trtllm: whose host costs to expect; empty for what they have in common."""
+    """vllm, sglang or trtllm: whose measured deployments to resemble; empty for the kernels alone."""
 
     def step_model(self) -> GpuStepModel:
         """Raises ConfigurationError where a name is not known or a curve was not measured."""
@@ -85,6 +86,32 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             precision=self.precision,
             tuning=self.tuning or Tuning(),
         )
+
+    @property
+    def deviation(self) -> Deviation | None:
+        """What deployments like it showed beside the kernels; None where none was measured, or where `tuning` is given."""
+        if self.tuning is not None:
+            return None
+        has_experts = (self.shape or known_shape(self.model)).has_experts
+        dtype = self.precision.experts if has_experts else self.precision.gemm
+        return deviation_of(self.model, self.backend, device(self.device).architecture, dtype)
+
+    @property
+    def half_width_90(self) -> float:
+        return half_width_90(
+            has_measured_model=self.model in measured_models(), has_measured_device=was_measured(self.device)
+        )
+
+    def step_us(self) -> Callable[[StepSize], float]:
+        """The time of a step, deviations included."""
+        model, deviation = self.step_model(), self.deviation
+        if deviation is None:
+            return model.step_us
+
+        def deviating(size: StepSize) -> float:
+            return model.step_us(size) * deviation.factor(size.num_sequences)
+
+        return deviating
 
 
 class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,7 +143,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def step_cost(self, *, speed: float = 1.0) -> StepCost:
         """`speed` 1.1: a machine 10 % faster than the fitted one."""
         if self.gpu is not None:
-            return ModelledStepCost(self.gpu.step_model().step_us, None, speed)
+            return ModelledStepCost(self.gpu.step_us(), None, speed)
         if self.steps is not None:
             return ModelledStepCost(self.steps.step_us, None if self.extrapolate else self.fitted, speed)
         try:
@@ -128,8 +155,13 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def speeds_90(self) -> tuple[float, float]:
         """The slowest and the fastest machine to expect nine times in ten."""
-        reach = math.exp(_Z_90 * self.speed_spread)
+        reach = math.exp(self.gpu.half_width_90 if self.gpu is not None else _Z_90 * self.speed_spread)
         return 1 / reach, reach
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it knows how far it may be off."""
+        return self.gpu is not None or self.speed_spread > 0
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -149,6 +181,15 @@ class ModelledStepCost:
 
     def __call__(self, plan: StepPlan) -> Nanos:
         return self.of(step_size(plan))
+
+    def decode_run(self, starts: Sequence[int], num_steps: int) -> list[int]:
+        """The durations of successive steps that each compute one token of each sequence, the first at `starts`: as if each
+        were asked for."""
+        count, context = len(starts), sum(starts) + len(starts)
+        return [
+            self.of(StepSize(num_decodes=count, decode_context=context + count * index, num_samples=count))
+            for index in range(num_steps)
+        ]
 
     def of(self, size: StepSize) -> Nanos:
         if self._fitted is not None and (reason := self._fitted.refusal(size)) is not None:

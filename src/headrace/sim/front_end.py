@@ -1,5 +1,5 @@
-"""FrontEnd: what stands between clients and the mind, as a resource of its own: one process that reads requests, makes tokens
-of text, and sends what comes out. Knows how long it is busy; knows no HTTP.
+"""FrontEnd: what stands between clients and the mind, as a resource of its own: one process that reads requests, makes
+tokens of text, and sends what comes out. Knows how long it is busy; knows no HTTP.
 
 It works on one thing at a time, so it saturates: chunks of many streams queue behind one another, and behind new requests.
 """
@@ -20,6 +20,9 @@ class FrontEndCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of one process's time for each chunk that goes out."""
     latency_us: float = 0.0
     """From the end of a step to the first chunk at its client, when nothing else waits."""
+
+
+NO_FRONT_END = FrontEndCost()
 
 
 class FrontEnd:

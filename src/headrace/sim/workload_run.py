@@ -25,7 +25,7 @@ from headrace.measure.report.record import RequestRecord, Run, RunFacts
 from headrace.measure.workload.request import ChatPrompt, TextPrompt, TokenPrompt, Workload, WorkloadRequest, token_ids
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import SimExecutor
-from headrace.sim.front_end import FrontEnd, FrontEndCost
+from headrace.sim.front_end import NO_FRONT_END, FrontEnd, FrontEndCost
 from headrace.sim.replica import Observer, SimReplica
 from headrace.sim.step_cost import StepCost
 
@@ -39,7 +39,7 @@ def run_workload(
     config: SchedulerConfig,
     cost: StepCost,
     facts: RunFacts,
-    front_end: FrontEndCost = FrontEndCost(),
+    front_end: FrontEndCost = NO_FRONT_END,
 ) -> Run:
     """Runs until every request has ended. `facts` says what the run is called; its measured parts are replaced."""
     return _Rehearsal(workload, config, cost, front_end).run(facts)

@@ -39,7 +39,10 @@ def prompt(count: int, before: int = 0) -> StepSize:
     )  # fmt: skip
 
 
-def gpu(name: str, model: str, precision: Precision = Precision(), **sizes: int) -> GpuStepModel:
+PLAIN = Precision()
+
+
+def gpu(name: str, model: str, precision: Precision = PLAIN, **sizes: int) -> GpuStepModel:
     return GpuStepModel(
         shape=known_shape(model),
         device=device(name),
@@ -147,7 +150,7 @@ def test_weights_and_caches_have_the_sizes_that_are_published() -> None:
 def test_what_was_not_measured_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="latent attention in bfloat16/bfloat16 were not measured on NVIDIA A100"):
         gpu("a100_sxm", "deepseek-r1")
-    with pytest.raises(ConfigurationError, match="experts in .*nvfp4"):
+    with pytest.raises(ConfigurationError, match=r"experts in .*nvfp4"):
         gpu("h100_sxm", "qwen3-30b-a3b", Precision(experts="nvfp4"))
     with pytest.raises(ConfigurationError, match="no kernel of device 'rtx_pro_6000_server' was measured"):
         gpu("rtx_pro_6000_server", "qwen3-8b")
@@ -177,7 +180,8 @@ def test_a_factor_moves_its_component_alone() -> None:
 
 def test_an_engine_is_read_from_either_form_of_file() -> None:
     from_toml = read_engine(
-        b'[scheduler]\nmax_model_len = 4096\nnum_blocks = 1000\n[gpu]\ndevice = "h200_sxm"\nmodel = "qwen3-8b"\n', is_json=False
+        b'[scheduler]\nmax_model_len = 4096\nnum_blocks = 1000\n[gpu]\ndevice = "h200_sxm"\nmodel = "qwen3-8b"\n',
+        is_json=False,
     )
     assert from_toml.gpu is not None
     again = read_engine(msgspec.json.encode(from_toml), is_json=True)
