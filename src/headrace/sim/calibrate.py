@@ -40,7 +40,7 @@ _ROUNDS = 8
 """Of reweighting; the loss is Huber's."""
 _OUTLIER = 2.5
 """Residuals beyond so many of their typical size count less: a stall of the machine is not a cost of the plan."""
-_SHRINKAGE = 0.02
+_SHRINKAGE = 0.001
 """Of the weight of all steps together."""
 _BLOCK_S = 5.0
 """Steps of so many seconds share the machine's mood; the spread between such blocks is that of short runs."""
