@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.sim.cost.gpu import Precision
+from headrace.specs.device import device
 from headrace.specs.parallel import ParallelSpec
 
 _MODELS = {
@@ -68,7 +69,9 @@ def read_points(path: Path) -> tuple[list[Point], Counter[str]]:
     with path.open() as file:
         for row in csv.DictReader(file):
             reason = _reason_to_leave_out(row)
-            latencies = (row["silicon_ttft_ms"], row["silicon_tpot_ms"], row["isl"], row["osl"])
+            latencies = (
+                f"{float(row['silicon_ttft_ms']):.4g}", f"{float(row['silicon_tpot_ms']):.4g}", row["isl"], row["osl"]
+            )  # fmt: skip
             parallel = None if reason else _parallel(row)
             if reason is None and parallel is None:
                 reason = "a layout that contradicts itself"
@@ -137,20 +140,22 @@ def _point(row: dict[str, str], parallel: ParallelSpec) -> Point:
         device=row["system"],
         backend=row["backend"],
         parallel=parallel,
-        precision=_precision(family, precision, row["backend"]),
+        precision=_precision(family, precision, row["backend"], row["system"]),
         concurrency=int(stated.group(1)) if stated else int(row["batch_size"]),
         isl=int(row["isl"]),
         osl=int(row["osl"]),
         ttft_ms=float(row["silicon_ttft_ms"]),
         tpot_ms=float(row["silicon_tpot_ms"]),
-        is_public_client="gap-analysis" not in source,
+        is_public_client="auto-gap-analysis" not in source,
         day=day,
     )
 
 
-def _precision(family: str, named: str, backend: str) -> Precision:
-    """Checkpoints by their common knowledge, not by the row's label."""
-    kv = "fp8" if backend == "trtllm" and named in ("fp8", "fp4") else "bfloat16"
+def _precision(family: str, named: str, backend: str, system: str) -> Precision:
+    """Checkpoints by their common knowledge, not by the row's label. The KV cache's dtype is in no row; that loads on
+    Blackwell did not queue that a cache in bfloat16 could not have held says that it was fp8 there."""
+    is_narrow = named in ("fp8", "fp4") and (backend == "trtllm" or device(system).architecture == "blackwell")
+    kv = "fp8" if is_narrow else "bfloat16"
     if family == "gpt-oss":
         return Precision(experts="mxfp4", kv=kv)
     if named == "fp8":

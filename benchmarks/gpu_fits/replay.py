@@ -28,8 +28,8 @@ Array = np.ndarray[Any, Any]
 TOKEN_BUDGET = 8192
 _REQUESTS_PER_USER = 10
 _SHORTEST = 0.8
-_USABLE_MEMORY = 0.92
-_RESERVED_BYTES = 2e9
+_USABLE_MEMORY = 0.90
+_RESERVED_BYTES = 4e9
 _ANSWER_RESERVE = {"vllm": 0.5, "sglang": 0.7, "trtllm": 1.0}
 """Share of an answer for which there must be room when a prompt is admitted: guesses, which matter where memory is short."""
 
