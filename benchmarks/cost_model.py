@@ -8,6 +8,7 @@ learned from serving points (deviations of deployments, what precedes a first to
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -232,7 +233,7 @@ def coverage(points: Sequence[Point], predicted: Array, deviation: Array, measur
 
 
 def _scales(scores: Array, half: Array, runs: Array, groups: dict[str, Array]) -> Array:
-    """How much wider each group's errors are than all, by the calibrating half alone; a group of few runs is trusted less."""
+    """How much wider each group's errors are than all, by the calibrating half alone; few runs are trusted less."""
     scales = np.ones(len(scores))
     whole = np.quantile(scores[half], 0.9)
     for name, mask in groups.items():
@@ -318,6 +319,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--cache", type=Path)
     options = parser.parse_args()
+    sys.argv[1:] = ["DATA"]  # the result's command names no folder of this machine
     data, left_out = load(options.data, options.cache)
     result = Result(
         "cost_model",

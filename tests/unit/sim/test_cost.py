@@ -76,8 +76,8 @@ def test_the_first_token_of_a_prompt_of_one_is_a_prompt() -> None:
 # Formulas
 
 
-@given(st.floats(0.1, 1e6), st.floats(0.1, 1e6), st.floats(1.0, 8.0))
-def test_a_knee_lies_between_the_higher_roof_and_the_sum_of_both(first: float, second: float, sharpness: float) -> None:
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 8))
+def test_a_knee_lies_between_the_higher_roof_and_the_sum_of_both(first: int, second: int, sharpness: int) -> None:
     together = blend(first, second, sharpness)
     assert max(first, second) * 0.999999 <= together <= (first + second) * 1.000001
 

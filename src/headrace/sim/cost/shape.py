@@ -1,6 +1,6 @@
 """ModelShape: what a model costs, as far as its structure says. Knows sizes by layer; knows neither weights nor hardware.
 
-Filled from a `ModelSpec`, or from the `config.json` of a checkpoint that need not be here.
+Filled from the `config.json` of a checkpoint that need not be here.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from headrace.base.errors import ConfigurationError
-from headrace.specs.model import ModelSpec
 
 
 class GroupedAttention(msgspec.Struct, frozen=True, kw_only=True, tag="grouped"):
@@ -85,28 +84,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_experts(self) -> bool:
         return any(isinstance(group.mlp, MoeMlp) for group in self.layers)
-
-
-def shape_of(spec: ModelSpec) -> ModelShape:
-    """Of a model that the engine runs."""
-    counts: dict[int | None, int] = {}
-    for layer in spec.layers:
-        counts[layer.window] = counts.get(layer.window, 0) + 1
-    return ModelShape(
-        name=spec.architecture,
-        hidden_size=spec.hidden_size,
-        vocab_size=spec.vocab_size,
-        layers=tuple(
-            LayerGroup(
-                count=count,
-                attention=GroupedAttention(
-                    num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, window=window
-                ),
-                mlp=DenseMlp(intermediate_size=spec.intermediate_size),
-            )
-            for window, count in counts.items()
-        ),
-    )
 
 
 def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
