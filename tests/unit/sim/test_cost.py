@@ -19,7 +19,7 @@ from headrace.sim.cost.kernels import blend
 from headrace.sim.cost.least_squares import non_negative_least_squares
 from headrace.sim.cost.shape import MoeMlp
 from headrace.sim.cost.step_size import StepSize, step_size
-from headrace.sim.cost_model import EngineModel, FittedRange, GpuDeployment, known_shape, read_engine
+from headrace.sim.cost_model import EngineModel, FittedRange, GpuDeployment, ModelledStepCost, known_shape, read_engine
 from headrace.specs.device import device
 from headrace.specs.parallel import ParallelSpec
 
@@ -232,6 +232,37 @@ def test_a_faster_machine_takes_proportionally_less() -> None:
     assert slow == pytest.approx(1 / fast)
     assert engine.step_cost(speed=fast)(plan) < engine.step_cost()(plan) < engine.step_cost(speed=slow)(plan)
     assert engine.step_cost(speed=2.0)(plan) == pytest.approx(engine.step_cost()(plan) / 2, abs=1)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        EngineModel(steps=STEPS),
+        EngineModel(gpu=GpuDeployment(device="h200_sxm", model="qwen3-8b", backend="vllm")),
+    ],
+)
+def test_a_run_of_decode_steps_takes_what_its_steps_take(engine: EngineModel) -> None:
+    """What a simulator that jumps relies on: the same integers, at once."""
+    cost = engine.step_cost()
+    assert isinstance(cost, ModelledStepCost)
+    starts = [5, 900, 17]
+    one_by_one = [
+        cost(StepPlan(StepId(0), tuple(entry(start + step, 1, number=i) for i, start in enumerate(starts))))
+        for step in range(20)
+    ]
+    assert cost.decode_run(starts, 20) == one_by_one
+
+
+def test_a_deployment_that_was_measured_deviates_from_its_kernels_and_its_interval_is_narrower_than_a_strangers() -> None:
+    known = GpuDeployment(device="h200_sxm", model="llama-3.1-70b", backend="vllm", precision=Precision(gemm="fp8"))
+    stranger = GpuDeployment(device="gb300", model="mixtral-8x7b", backend="vllm")
+    assert known.deviation is not None
+    assert stranger.deviation is None
+    size = decoding(16, 1000)
+    assert known.step_us()(size) == pytest.approx(known.step_model().step_us(size) * known.deviation.factor(16))
+    assert stranger.step_us()(size) == stranger.step_model().step_us(size)
+    assert 0.1 < known.half_width_90 <= stranger.half_width_90
+    assert msgspec.structs.replace(known, tuning=Tuning()).deviation is None
 
 
 # Fitting
