@@ -17,7 +17,8 @@ STEPS = {
 @pytest.fixture
 def workload(tmp_path: Path) -> Path:
     path = tmp_path / "load.jsonl"
-    words = [
+    drawn = ["--dataset-name", "random", "--num-prompts", "12", "--input-len", "100", "--output-len", "20"]
+    words = ["bench", *drawn, "--request-rate", "5"]
         "bench",
         "--dataset-name",
         "random",
