@@ -19,18 +19,6 @@ def workload(tmp_path: Path) -> Path:
     path = tmp_path / "load.jsonl"
     drawn = ["--dataset-name", "random", "--num-prompts", "12", "--input-len", "100", "--output-len", "20"]
     words = ["bench", *drawn, "--request-rate", "5"]
-        "bench",
-        "--dataset-name",
-        "random",
-        "--num-prompts",
-        "12",
-        "--input-len",
-        "100",
-        "--output-len",
-        "20",
-        "--request-rate",
-        "5",
-    ]
     assert main([*words, "--write-workload", str(path)]) == 0
     return path
 
