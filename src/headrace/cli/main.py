@@ -103,6 +103,12 @@ def _simulate(commands: Commands) -> None:
     simulate.add_parser(commands)
 
 
+def _calibrate(commands: Commands) -> None:
+    from headrace.cli import calibrate
+
+    calibrate.add_parser(commands)
+
+
 def _bench(commands: Commands) -> None:
     from headrace.cli import bench
 
@@ -125,6 +131,7 @@ _COMMANDS: dict[str, Callable[[Commands], None]] = {
     "serve": _serve,
     "pull": _pull,
     "simulate": _simulate,
+    "calibrate": _calibrate,
     "bench": _bench,
     "compare": _compare,
     "version": _version,
