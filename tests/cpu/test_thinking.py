@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.cpu.test_host_sampler import host_sampler
 from tests.cpu.test_sampler import sequence
 from tests.cpu.tiny_engine import TinyEngine, write_model
 
 from headrace.engine.mind.sampling_params import BeamSearch, ThinkingBudget
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
-from headrace.engine.worker.host_sampler import HostSampler
 from headrace.engine.worker.sampler import Sampler
 from headrace.engine.worker.thinking import ThinkingWatch
 
@@ -70,7 +70,7 @@ def test_both_samplers_take_the_forced_token_whatever_else_is_asked(conditions: 
     row = np.random.default_rng(0).normal(size=(1, 100)).astype(np.float32)
     for temperature in (0.0, 1.0):
         fields: dict[str, Any] = {"temperature": temperature, "thinking_budget": asked, "logprobs": 0, **conditions}
-        (ours,) = HostSampler().sample(row.copy(), [sequence(**fields)])
+        (ours,) = host_sampler().sample(row.copy(), [sequence(**fields)])
         (theirs,) = Sampler().sample(torch.from_numpy(row.copy()), [sequence(**fields)])
         assert ours.token_id == theirs.token_id == 60  # type: ignore[union-attr]
         assert ours.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-4)  # type: ignore[union-attr]

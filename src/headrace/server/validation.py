@@ -24,7 +24,7 @@ from headrace.engine.mind.sampling_params import (
 from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.protocol.openai import GenerationFields
 from headrace.server.config import ServerConfig
-from headrace.server.errors import shortened, suggestion
+from headrace.server.echo import shortened, suggestion
 from headrace.server.reasoning.formats import ReasoningFormat
 from headrace.server.reasoning.request import thinking_budget
 

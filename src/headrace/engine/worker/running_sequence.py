@@ -18,7 +18,7 @@ NOTHING_LEFT = "the request's conditions together allow no token of the model he
 
 class RunningSequence:
     __slots__ = (
-        "banned", "block_table", "constraint", "eos_token_ids", "failure", "is_known_finite", "num_candidates",
+        "banned", "block_table", "constraint", "eos_token_ids", "failure", "is_known_finite", "is_plain", "num_candidates",
         "num_prompt_tokens", "sample_index", "sampling", "thinking", "token_counts", "token_ids",
     )  # fmt: skip
 
@@ -47,6 +47,15 @@ class RunningSequence:
         """[vocab_size]: true where `allowed_token_ids` leaves a token out; made by the sampler where they are given."""
         self.token_counts: TokenCounts | None = None
         """Made by the sampler where penalties ask for it."""
+        self.is_plain = (
+            self.constraint is None
+            and self.thinking is None
+            and self.num_candidates == 0
+            and self.sampling.logprobs < 0
+            and self.sampling.min_tokens == 0
+            and not self.changes_logits
+        )
+        """Its next token is chosen from the model's logits as they are, and nothing else is told: the common case."""
         self.failure = ""
         """Why its numbers are of no use, once they are not; it then takes part in no computation."""
         self.is_known_finite = False
