@@ -26,6 +26,7 @@ from headrace.engine.host.client import EngineClient
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.host.tokenizer import TextTokenizer, load_tokenizer
 from headrace.engine.mind.config import SchedulingPolicy
+from headrace.engine.ops.registry import check_something_computes
 from headrace.obs.logging import LogFormat, configure_logging
 from headrace.obs.metrics import ServingMetrics
 from headrace.server.app import create_app, serve_http, stop_on_signals
@@ -73,6 +74,7 @@ def run(words: argparse.Namespace) -> int:
     configure_logging(level=options.log_level, log_format=LogFormat(options.log_format))
     console = Console()
     # What needs no model is checked before one is fetched or loaded.
+    check_something_computes(options.ops)
     check_address(options.host, options.port)
     _assemble(options, Path())
     path = resolve_model(options.model, revision=options.revision or None, console=console)
