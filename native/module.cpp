@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "ceilings.h"
 #include "kernels.h"
 #include "memory.h"
 #include "thread_pool.h"
@@ -555,6 +556,8 @@ NB_MODULE(_kernels, m) {
     using namespace headrace;
     nb::set_leak_warnings(false);  // a process that ends while it serves is no leak
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });
+    m.def("read_rate", &read_rate, nb::call_guard<nb::gil_scoped_release>());
+    m.def("operation_rate", &operation_rate, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Tensor>(m, "Tensor")
         .def_prop_ro("shape", [](const Tensor& t) { return std::make_pair(t.rows, t.columns); })
         .def("numpy", [](Tensor& t) {
