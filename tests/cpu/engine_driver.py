@@ -20,10 +20,12 @@ from headrace.engine.worker.worker import Worker, WorkerConfig
 BLOCK_SIZE = 16
 
 
-def make_worker(path: object, *, dtype: str, num_blocks: int, max_model_len: int = 0, num_threads: int = 0) -> Worker:
+def make_worker(
+    path: object, *, dtype: str, num_blocks: int, max_model_len: int = 0, num_threads: int = 0, ops: str = "auto"
+) -> Worker:
     config = WorkerConfig(
         model_path=str(path), dtype=dtype, device="cpu", max_model_len=max_model_len, block_size=BLOCK_SIZE,
-        num_threads=num_threads,
+        num_threads=num_threads, ops=ops,
     )  # fmt: skip
     worker = Worker(config, lambda *phase: None)
     worker.allocate_kv_cache(num_blocks)

@@ -52,12 +52,13 @@ def test_neither_process_of_a_server_imports_torch_whatever_it_is_asked(smollm2_
     with NotedServer(tmp_path, *SMALL) as server:
         client = server.client()
         question: Any = [{"role": "user", "content": "Name a river."}]
-        schema = {"name": "river", "schema": {"type": "object", "properties": {"name": {"enum": ["Po", "Rhine"]}},
+        schema: Any = {"name": "river", "schema": {"type": "object", "properties": {"name": {"enum": ["Po", "Rhine"]}},
                                               "required": ["name"], "additionalProperties": False}}  # fmt: skip
         asked: Any = {"model": _MODEL, "messages": question, "max_tokens": 24}
         every_filter: Any = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.2, "seed": 3, "logprobs": True}
         client.chat.completions.create(**asked, **every_filter, n=2)
-        formed = client.chat.completions.create(**asked, response_format={"type": "json_schema", "json_schema": schema})
+        form: Any = {"type": "json_schema", "json_schema": schema}
+        formed = client.chat.completions.create(**asked, response_format=form)
         assert json.loads(formed.choices[0].message.content or "")["name"] in ("Po", "Rhine")
         list(client.completions.create(model=_MODEL, prompt="Water", max_tokens=4, stream=True))
         scored = client.completions.create(model=_MODEL, prompt="Water flows", max_tokens=1, echo=True, logprobs=2)

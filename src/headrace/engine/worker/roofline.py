@@ -31,7 +31,9 @@ class RooflineConfig:
     prompt_length: int = 512
     """Tokens of a prompt, computed in one step."""
     num_decode_steps: int = 24
+    """Measured decode steps of each kind; their median counts."""
     num_prefill_steps: int = 5
+    """Measured prompts; their median counts."""
 
     def __post_init__(self) -> None:
         if min(self.batch_sizes, default=0) < 1 or min(self.context, self.prompt_length) < 1:

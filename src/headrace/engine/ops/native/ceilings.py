@@ -38,8 +38,8 @@ def measure_ceilings(num_threads: int, *, step: Callable[[str], None] = lambda _
             MemoryLevel(
                 name,
                 num_bytes * -(-num_threads // shared),
-                _best(lambda size=at_once: _kernels.read_rate(size, 1, _TRY_S)),
-                _best(lambda size=at_once // shared: _kernels.read_rate(size, num_threads, _TRY_S)),
+                _best_read_rate(at_once, 1),
+                _best_read_rate(at_once // shared, num_threads),
             )
         )
     step("reading from memory")
@@ -48,8 +48,8 @@ def measure_ceilings(num_threads: int, *, step: Callable[[str], None] = lambda _
         MemoryLevel(
             "DRAM",
             0,
-            _best(lambda: _kernels.read_rate(largest, 1, _TRY_S)),
-            _best(lambda: _kernels.read_rate(-(-largest // num_threads), num_threads, _TRY_S)),
+            _best_read_rate(largest, 1),
+            _best_read_rate(-(-largest // num_threads), num_threads),
         )
     )
     return Ceilings(num_threads, tuple(levels), tuple(_peaks(num_threads, step)))
@@ -64,12 +64,16 @@ def _peaks(num_threads: int, step: Callable[[str], None]) -> Iterator[OperationP
         step(f"computing in {kind}")
         instruction, _ = _kernels.operation_rate(kind, 1, 0.001)
         if instruction:
-            one, all_ = (_best(lambda n=n, kind=kind: _kernels.operation_rate(kind, n, _TRY_S)[1]) for n in (1, num_threads))
+            one, all_ = (_best_operation_rate(kind, threads) for threads in (1, num_threads))
             yield OperationPeak(kind, instruction, one, all_)
 
 
-def _best(measure: Callable[[], float]) -> float:
-    return max(measure() for _ in range(_NUM_TRIES))
+def _best_read_rate(bytes_per_thread: int, num_threads: int) -> float:
+    return max(_kernels.read_rate(bytes_per_thread, num_threads, _TRY_S) for _ in range(_NUM_TRIES))
+
+
+def _best_operation_rate(kind: str, num_threads: int) -> float:
+    return max(_kernels.operation_rate(kind, num_threads, _TRY_S)[1] for _ in range(_NUM_TRIES))
 
 
 def cache_sizes(root: Path) -> dict[str, tuple[int, int]]:
