@@ -46,7 +46,8 @@ def _install(folder: Path) -> None:
     archive.unlink()
     source, build = folder / f"llama_cpp_python-{VERSION}" / "vendor" / "llama.cpp", folder / "build"
     options = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DLLAMA_OPENSSL=OFF",
-               "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DBUILD_SHARED_LIBS=ON")  # fmt: skip
+               "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF",
+               "-DBUILD_SHARED_LIBS=ON")  # fmt: skip
     run(["cmake", "-S", str(source), "-B", str(build), *options], log)
     run(["cmake", "--build", str(build), "--target", *_TARGETS], log)  # CMAKE_BUILD_PARALLEL_LEVEL is CMake's own to read
 
