@@ -27,6 +27,7 @@ from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.host.tokenizer import TextTokenizer, load_tokenizer
 from headrace.engine.mind.config import SchedulingPolicy
 from headrace.engine.ops.registry import check_something_computes
+from headrace.measure.bench.event_loop import event_loop_factory
 from headrace.obs.logging import LogFormat, configure_logging
 from headrace.obs.metrics import ServingMetrics
 from headrace.server.app import create_app, serve_http, stop_on_signals
@@ -79,7 +80,7 @@ def run(words: argparse.Namespace) -> int:
     _assemble(options, Path())
     path = resolve_model(options.model, revision=options.revision or None, console=console)
     assembly = _assemble(options, path)
-    with asyncio.Runner(loop_factory=_event_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         return runner.run(_serve(options, assembly, console))
 
 
@@ -220,12 +221,3 @@ async def _stop_when_gone(client: EngineClient, stop: asyncio.Event) -> None:
     _logger.error("%s", await client.wait_until_gone())
     await asyncio.sleep(LINGER_S)
     stop.set()
-
-
-def _event_loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
-    """uvloop's, where it exists: the same loop, in C."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.Loop
