@@ -54,7 +54,7 @@ def ops() -> MeteredOps:
 
 
 def only(ops: MeteredOps) -> KernelCall:
-    (call,) = ops.calls
+    (call,) = ops.take_calls()
     assert call.duration_ns == 700, "and nothing but the operation is timed"
     return call
 
@@ -78,14 +78,16 @@ def test_what_is_added_to_is_read_too(ops: MeteredOps) -> None:
 def test_a_format_that_is_held_as_another_counts_as_that(ops: MeteredOps) -> None:
     weight = ops.load_linear([tensor("F16", 48, 64)])
     ops.logits(rows(1, 64), weight)
-    assert (only(ops).streamed_bytes, only(ops).kind) == (48 * 64 * 4, "f32")
+    call = only(ops)
+    assert (call.streamed_bytes, call.kind) == (48 * 64 * 4, "f32")
 
 
 def test_a_gated_product_streams_both_weights(ops: MeteredOps) -> None:
     gate, up = ops.load_linear([tensor("Q8_0", 96, 64)]), ops.load_linear([tensor("Q8_0", 96, 64)])
     ops.gated_linear(rows(2, 64), gate, up, Activation.SILU)
-    assert only(ops).streamed_bytes == 2 * 96 * 64 // 32 * 34
-    assert only(ops).operations == 2 * (2 * 2 * 96 * 64)
+    call = only(ops)
+    assert call.streamed_bytes == 2 * 96 * 64 // 32 * 34
+    assert call.operations == 2 * (2 * 2 * 96 * 64)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_small_operations_pass_their_rows_on(ops: MeteredOps) -> None:
     ops.add(rows(3, 64), rows(3, 64))
     ops.select_rows(rows(3, 64), [1])
     ops.rope_and_cache(rows(3, 64), object(), object(), SHAPE, rotation=object(), norm=None)
-    norm, add, select, rope = ops.calls
+    norm, add, select, rope = ops.take_calls()
     assert norm.passed_bytes == 4 * (2 * 3 + 1) * 64
     assert add.passed_bytes == 4 * 3 * 3 * 64
     assert select.passed_bytes == 4 * 2 * 64
@@ -133,4 +135,4 @@ def test_what_does_not_compute_is_not_counted(ops: MeteredOps) -> None:
     ops.token_ids([1])
     ops.allocate_kv(SHAPE, num_blocks=1, block_size=16)
     ops.copy_blocks(object(), [(0, 1)])
-    assert ops.calls == []
+    assert ops.take_calls() == []

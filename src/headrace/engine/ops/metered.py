@@ -51,7 +51,7 @@ class _WeightFacts:
 
 
 class MeteredOps:
-    """Implements `Ops`. `calls` grows by one for each call that computes; whoever reads it empties it."""
+    """Implements `Ops`."""
 
     def __init__(self, ops: Ops, clock: Clock, holding: Holding) -> None:
         self._ops = ops
@@ -59,7 +59,7 @@ class MeteredOps:
         self._holding = holding
         self._weights: dict[int, _WeightFacts] = {}
         self._spans: Sequence[SequenceSpan] = ()
-        self.calls: list[KernelCall] = []
+        self._calls: list[KernelCall] = []
 
     @property
     def processor(self) -> str:
@@ -76,6 +76,11 @@ class MeteredOps:
     def computing(self) -> AbstractContextManager[object]:
         return self._ops.computing()
 
+    def take_calls(self) -> list[KernelCall]:
+        """Those that computed since they were last taken, in order."""
+        calls, self._calls = self._calls, []
+        return calls
+
     def _timed(
         self,
         name: str,
@@ -90,7 +95,7 @@ class MeteredOps:
         began = self._clock.now()
         result = compute()
         duration = self._clock.now() - began
-        self.calls.append(KernelCall(name, duration, operations, kind, streamed, passed * _FLOAT))
+        self._calls.append(KernelCall(name, duration, operations, kind, streamed, passed * _FLOAT))
         return result
 
     # Loading

@@ -121,12 +121,12 @@ class RooflineRun:
     def _execute(self, plan: StepPlan, phase: MeasuredPhase, *, is_warm_up: bool) -> None:
         assert self._metered is not None
         self._on_step(phase.name)
-        self._metered.calls = []
+        self._metered.take_calls()
         began = self._clock.now()
         self.worker.execute(plan)
         duration = self._clock.now() - began
         if not is_warm_up:
-            phase.steps.append(self._metered.calls)
+            phase.steps.append(self._metered.take_calls())
             phase.durations_ns.append(duration)
 
 
