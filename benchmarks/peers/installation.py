@@ -3,6 +3,7 @@
 Knows pip, CMake and what an environment weighs. Does not know what is measured.
 """
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -22,14 +23,17 @@ def install(name: str, steps: Callable[[Path], None], *, minutes: float) -> Path
     """The peer's folder, made by `steps` unless it is there already. One that failed half way is made again."""
     folder = FOLDER / name
     done = folder / ".installed"
-    if done.exists():
-        return folder
-    print(f"  installing {name} in {folder}: about {minutes:g} minutes, once", flush=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    began = time.monotonic()
-    steps(folder)
-    done.write_text(f"{time.monotonic() - began:.0f} s\n")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be at it: wait, and take what they made
+        if done.exists():
+            return folder
+        print(f"  installing {name} in {folder}: about {minutes:g} minutes, once", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        began = time.monotonic()
+        steps(folder)
+        done.write_text(f"{time.monotonic() - began:.0f} s\n")
     return folder
 
 

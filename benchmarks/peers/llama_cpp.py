@@ -18,7 +18,7 @@ from headrace.cli.environment import child_environment
 
 VERSION = "0.3.36"
 NAME = "llama.cpp"
-_TARGETS = ("llama-server", "llama-bench", "llama-batched-bench", "llama-quantize")
+_TARGETS = ("llama-server", "llama-bench", "llama-batched-bench")
 
 
 def folder() -> Path:
@@ -100,11 +100,3 @@ def server_command(model: Path, *, port: int, max_num_seqs: int, max_model_len: 
         "-c", str(max_num_seqs * max_model_len), "-b", "2048", "-ub", "512", "-t", str(num_threads()),
         "-tb", str(num_threads()), "--no-webui",
     ]  # fmt: skip
-
-
-def quantize(source: Path, target: Path, kind: str) -> None:
-    """As llama.cpp itself would have it; from a file that is quantised already, by way of its numbers."""
-    command = [str(program("llama-quantize")), "--allow-requantize", str(source), str(target), kind, str(num_threads())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"llama-quantize ended with {done.returncode}: {done.stderr[-400:]}")
