@@ -52,10 +52,10 @@ def pip(python: Path, log: Path, *arguments: str) -> None:
 
 
 def run(command: Sequence[str], log: Path, *, cwd: Path | None = None, **environment: str) -> None:
-    """To its end, its output in the log. Politely: installing must not disturb whoever else computes here."""
+    """To its end, its output in the log."""
     with log.open("ab") as output:
         done = subprocess.run(
-            ["nice", "-n", "15", *command],
+            list(command),
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=cwd,

@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         ops=options.ops,
         num_threads=num_threads,
+        enforce_eager=True,  # each operation is called, and timed, by itself
     )
     ceilings, measured, roofline = _measure(worker, steps, num_threads, console)
     phases = [place(phase, ceilings, resident_bytes=_streamed(phase)) for phase in measured]

@@ -14,6 +14,7 @@ from headrace.base.clock import Clock
 from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.protocol import (
     AttentionShape,
+    Forward,
     KVLayer,
     Ops,
     Placement,
@@ -97,6 +98,10 @@ class MeteredOps:
         duration = self._clock.now() - began
         self._calls.append(KernelCall(name, duration, operations, kind, streamed, passed * _FLOAT))
         return result
+
+    def record(self, forward: Forward) -> Forward:
+        """Nothing is recorded: a replayed tape has no calls to time."""
+        return forward
 
     # Loading
 
