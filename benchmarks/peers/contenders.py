@@ -7,6 +7,7 @@ import json
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,11 +38,12 @@ class Driver:
 
     def __init__(self, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
         self.name = name
+        self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115: as long as the process
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._log,
             text=True,
             env=environment,
         )
@@ -63,6 +65,7 @@ class Driver:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._log.close()
 
     def seconds(self, prompts: Prompts, max_tokens: int, *, num_shared: int = 0) -> float:
         del num_shared  # it finds that out by itself
@@ -81,7 +84,9 @@ class Driver:
         except queue.Empty:
             raise RuntimeError(f"{self.name} said nothing for {timeout_s:g} s") from None
         if not line:
-            raise RuntimeError(f"{self.name} ended with {self._process.wait()}")
+            status = self._process.wait()
+            self._log.seek(0)
+            raise RuntimeError(f"{self.name} ended with {status}: {self._log.read()[-400:]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

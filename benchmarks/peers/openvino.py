@@ -25,4 +25,4 @@ def installed_bytes() -> int:
 
 def driver_command(model: Path) -> list[str]:
     python = folder() / "venv" / "bin" / "python"
-    return [str(python), str(Path(__file__).with_name("openvino_driver.py")), str(model)]
+    return [str(python), str(Path(__file__).parent / "drivers" / "openvino_driver.py"), str(model)]

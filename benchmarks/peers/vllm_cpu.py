@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 
 def driver_command(model: Path) -> list[str]:
     python = folder() / "venv" / "bin" / "python"
-    return [str(python), str(Path(__file__).with_name("vllm_driver.py")), str(model)]
+    return [str(python), str(Path(__file__).parent / "drivers" / "vllm_driver.py"), str(model)]
 
 
 def server_command(model: Path, *, port: int, max_num_seqs: int, max_model_len: int) -> list[str]:
