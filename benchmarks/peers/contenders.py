@@ -38,7 +38,7 @@ class Driver:
 
     def __init__(self, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
         self.name = name
-        self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115: as long as the process
+        self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115  (as long as the process)
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,

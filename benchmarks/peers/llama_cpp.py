@@ -83,7 +83,7 @@ def batched(model: Path, *, prompt: int, output: int, sequences: int, shared: bo
     command = [
         str(program("llama-batched-bench")), "-m", str(model), "-c", str(places + 256), "-b", "2048", "-ub", "512",
         "-t", str(num_threads()), "-tb", str(num_threads()), "-npp", str(prompt), "-ntg", str(output),
-        "-npl", str(sequences), "--output-format", "jsonl", *(["-pps"] if shared else []),
+        "-npl", str(sequences), "--output-format", "jsonl", *(["-pps", "-kvu"] if shared else []),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, check=False)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("{")]
