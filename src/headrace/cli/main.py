@@ -121,6 +121,12 @@ def _compare(commands: Commands) -> None:
     compare.add_parser(commands)
 
 
+def _roofline(commands: Commands) -> None:
+    from headrace.cli import roofline
+
+    roofline.add_parser(commands)
+
+
 def _version(commands: Commands) -> None:
     from headrace.cli import version
 
@@ -134,6 +140,7 @@ _COMMANDS: dict[str, Callable[[Commands], None]] = {
     "calibrate": _calibrate,
     "bench": _bench,
     "compare": _compare,
+    "roofline": _roofline,
     "version": _version,
 }
 
