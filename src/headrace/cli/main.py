@@ -103,6 +103,12 @@ def _simulate(commands: Commands) -> None:
     simulate.add_parser(commands)
 
 
+def _calibrate(commands: Commands) -> None:
+    from headrace.cli import calibrate
+
+    calibrate.add_parser(commands)
+
+
 def _bench(commands: Commands) -> None:
     from headrace.cli import bench
 
@@ -115,6 +121,12 @@ def _compare(commands: Commands) -> None:
     compare.add_parser(commands)
 
 
+def _roofline(commands: Commands) -> None:
+    from headrace.cli import roofline
+
+    roofline.add_parser(commands)
+
+
 def _version(commands: Commands) -> None:
     from headrace.cli import version
 
@@ -125,8 +137,10 @@ _COMMANDS: dict[str, Callable[[Commands], None]] = {
     "serve": _serve,
     "pull": _pull,
     "simulate": _simulate,
+    "calibrate": _calibrate,
     "bench": _bench,
     "compare": _compare,
+    "roofline": _roofline,
     "version": _version,
 }
 
