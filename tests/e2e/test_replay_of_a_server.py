@@ -16,14 +16,10 @@ SHARED = "The water of the headrace turns the wheel, and the wheel turns the sto
 
 
 def ask(server: RealServer, index: int) -> None:
-    body: dict[str, Any] = {
-        "prompt": SHARED + f"Number {index}:",
-        "max_tokens": 8 + index,
-        "n": 1 + index % 2,
-        "seed": index,
-    }
+    prompt = SHARED + f"Number {index}:"
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8 + index, "n": 1 + index % 2, "seed": index}
     if index % 4 == 1:
-        body |= {"use_beam_search": True, "n": 3}
+        body |= {"use_beam_search": True, "max_tokens": 8}
     with contextlib.suppress(httpx.ReadTimeout):  # every fifth client gives up
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.4 if index % 5 == 4 else 60)
 
