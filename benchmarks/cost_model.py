@@ -185,16 +185,15 @@ def held_out(data: Data, by: str) -> Predicted:
 
 
 def _anchored(asked: Data, ttft_belief: Belief, tpot_belief: Belief) -> tuple[Array, Array, Array]:
-    """Each run in turn, with a point of low and one of high load known (a fifth from each end)."""
+    """Each run in turn, with two of its points known: a fifth from either end by the TTFT that is expected of them."""
     count = len(asked.points)
     ttft, ttft_deviation, tpot = (np.full(count, np.nan) for _ in range(3))
     runs = np.array([point.run for point in asked.points])
-    users = np.array([point.concurrency for point in asked.points])
     for run in sorted(set(runs)):
         members = np.flatnonzero(runs == run)
         if len(members) < NUM_ANCHORS + 2:
             continue
-        ordered = members[np.argsort(users[members], kind="stable")]
+        ordered = members[np.argsort(ttft_belief.mean[members], kind="stable")]
         anchors = np.array([ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5]])
         rest = (runs == run) & ~np.isin(np.arange(count), anchors)
         found = ttft_belief.anchored(anchors, asked.measured_ttft[anchors])
