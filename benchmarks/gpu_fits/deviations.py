@@ -88,7 +88,7 @@ def learn(points: Sequence[Point], residuals: Array, *, max_points: int = 500, s
         variances = scale * np.exp(x)
         parts = [*masks, *(mask * loads for mask in masks), *(mask * lengths for mask in masks), eye]
         covariance = sum(v * part for v, part in zip(variances, parts, strict=True))
-        factor = cho_factor(covariance, lower=True)
+        factor = cho_factor(covariance + 1e-4 * scale * eye, lower=True)
         weighted = cho_solve(factor, values)
         inverse = cho_solve(factor, eye)
         inside = inverse - np.outer(weighted, weighted)
@@ -98,7 +98,8 @@ def learn(points: Sequence[Point], residuals: Array, *, max_points: int = 500, s
         return value + prior, gradient + (x - _PRIOR) / 4.0
 
     _PRIOR = np.log(np.array([0.08] * count + [0.01] * count + [0.02] * count + [0.1]))
-    found = np.exp(minimize(loss, _PRIOR, jac=True, method="L-BFGS-B", options={"maxiter": 25}).x) * scale
+    bounds = [(centre - 6.0, centre + 4.0) for centre in _PRIOR]
+    found = np.exp(minimize(loss, _PRIOR, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 25}).x) * scale
     return Deviations(found[:count], found[count : 2 * count], found[2 * count : 3 * count], float(found[-1]))
 
 
