@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from benchmarks.gpu_fits.deviations import Deviations, learn
 from benchmarks.gpu_fits.first_token import FirstToken, fit_first_token
-from benchmarks.gpu_fits.points import Point, read_points
+from benchmarks.gpu_fits.points import Point, read_decode_workers, read_points
 from benchmarks.gpu_fits.real_scheduler import differences
 from benchmarks.gpu_fits.replay import Replayed, replay
-from benchmarks.gpu_fits.tuning import UNFITTED, folds, step_model, tpot_components
+from benchmarks.gpu_fits.tuning import UNFITTED, decode_size, folds, step_model, tpot_components
 from benchmarks.harness import RESULTS, Figure, Result, Target
 
 from headrace.specs.device import device
@@ -337,6 +337,10 @@ def main() -> None:
         median = float(np.median([abs(pair[index]) for pair in apart]))
         words = f"the replay beside Headrace's own scheduler, mean {metric}, {len(apart)} points of vLLM, median difference"
         result.figures.append(Figure(words, "%", (100 * median,)))
+    workers = read_decode_workers(options.data / "systems" / "silicon_sample.csv")
+    alone = np.array([_decode_ms(point) for point in workers])
+    measured = np.array([point.tpot_ms for point in workers])
+    _figures(result, f"TPOT of {len(workers)} disaggregated decode workers, kernels alone", np.abs(alone / measured - 1))
     targets: dict[str, tuple[float, float | None]] = {"run": (8, 25), "device": (10, None), "family": (10, None)}
     by_run: Predicted | None = None
     quantiles: dict[str, float] = {}
@@ -413,6 +417,12 @@ def _write_page(document: dict[str, Any]) -> None:
     text = PAGE.read_text()
     before, after = text.index(_BEGIN) + len(_BEGIN), text.index(_END)
     PAGE.write_text(text[:before] + "\n" + "\n".join(lines) + "\n" + text[after:])
+
+
+def _decode_ms(point: Point) -> float:
+    """A worker that only decodes."""
+    per_rank = max(1, point.concurrency // point.parallel.data_parallel_size)
+    return step_model(point).step_us(decode_size(point, per_rank)) / 1e3
 
 
 def _launched(data: Data) -> Array:
