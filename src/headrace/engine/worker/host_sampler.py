@@ -48,12 +48,13 @@ class HostSampler:
         told: dict[int, Floats] = {}
         for row, (best, sequence) in enumerate(zip(self._rows.greatest(logits), sequences, strict=True)):
             if not sequence.is_plain or best < 0:
-                if sequence.sampling.logprobs >= 0:
-                    told[row] = logits[row].copy()
+                raw = logits[row].copy() if sequence.sampling.logprobs >= 0 else None
                 problem, best = _prepare(logits[row], best, sequence)
                 if problem or sequence.num_candidates:
-                    outcomes.append(problem or _candidates(logits[row], told.get(row), sequence))
+                    outcomes.append(problem or _candidates(logits[row], raw, sequence))
                     continue
+                if raw is not None:
+                    told[row] = raw
             outcomes.append(SampledToken(best))
             if not sequence.sampling.is_greedy:
                 draws.append(_draw(row, best, sequence))
@@ -90,7 +91,8 @@ def _prepare(row: Floats, best: int, sequence: RunningSequence) -> tuple[str, in
         row.fill(-np.inf)
         row[forced] = 0.0
     best = int(row.argmax())
-    if row[best] == -np.inf and not sequence.num_candidates and (sequence.bans_tokens or verdict is not None):
+    bans = sequence.bans_tokens or verdict is not None
+    if row[best] == -np.inf and bans and not sequence.num_candidates:  # a beam without candidates ends, the others go on
         return NOTHING_LEFT, best
     return "", best
 
