@@ -124,7 +124,7 @@ def _roofs(ceilings: Ceilings, plane: _Plane) -> Iterator[str]:
             f'x2="{plane.x(end):.1f}" y2="{plane.y(end * rate):.1f}"/>'
         )
         yield (
-            f'<text class="dim" x="{plane.x(start) + 6 + 84 * (index % 2):.1f}" y="{plane.y(start * rate) - 6:.1f}">'
+            f'<text class="dim" x="{plane.x(start) + 6:.1f}" y="{plane.y(start * rate) - 6:.1f}">'
             f"{level.name} {figure(rate)} GB/s</text>"
         )
     slowest = ceilings.levels[-1].all_threads
