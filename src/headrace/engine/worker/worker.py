@@ -97,6 +97,7 @@ class Worker:
         self.dtype, self.device = self._ops.dtype, self._ops.device
         with self._ops.computing():
             self._decoder = Decoder(self._ops, self.spec, self.checkpoint)
+        self.checkpoint.release_pages()  # weights that were packed would count twice
         remark = f" ({choice.remark})" if choice.remark else ""
         self._phase("load_weights", began, f"{self.dtype} on {self.device}{remark}")
         self._runner: ModelRunner | None = None
