@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "formats.h"
 #include "kernels.h"
 #include "memory.h"
 #include "thread_pool.h"
@@ -49,72 +50,19 @@ class Tensor {
     int size_class_ = 0;
 };
 
-int padded_blocks(int num_in) { return (num_in + 2 * kBlock - 1) / (2 * kBlock) * 2; }
-
-size_t tile_bytes(Format format, int num_in) {
-    const size_t blocks = size_t(padded_blocks(num_in)), pairs = size_t(num_in + 1) / 2;
-    switch (format) {
-        case Format::Q4_0: return blocks / 2 * 576;
-        case Format::Q4_1: return blocks * 320;
-        case Format::Q8_0: return blocks / 2 * 1088;
-        case Format::BF16: return pairs * 64;
-        default: return pairs * 128;
-    }
-}
-
-// One row's share of a tile, from how the file has it.
-void pack_row(Format format, const uint8_t* row, int num_in, int column, uint8_t* tile) {
-    const int num_blocks = num_in / kBlock;
-    if (format == Format::BF16 || format == Format::F32) {
-        const size_t size = format == Format::BF16 ? 2 : 4;
-        for (int k = 0; k < num_in; ++k) {
-            const size_t at = format == Format::BF16 ? size_t(k / 2) * 32 + size_t(column) * 2 + size_t(k % 2)
-                                                     : size_t(k) * 16 + size_t(column);
-            std::memcpy(tile + at * size, row + size_t(k) * size, size);
-        }
-        return;
-    }
-    for (int b = 0; b < num_blocks; ++b) {
-        uint8_t *scale, *quants;
-        const uint8_t* block;
-        if (format == Format::Q4_1) {
-            block = row + size_t(b) * 20;
-            scale = tile + size_t(b) * 320 + column * 2;
-            std::memcpy(scale + 32, block + 2, 2);
-            quants = tile + size_t(b) * 320 + 64;
-        } else {
-            const size_t quant_bytes = format == Format::Q4_0 ? 256 : 512, pair = 64 + 2 * quant_bytes;
-            block = row + size_t(b) * (format == Format::Q4_0 ? 18 : 34);
-            scale = tile + size_t(b / 2) * pair + (b % 2) * 32 + column * 2;
-            quants = tile + size_t(b / 2) * pair + 64 + (b % 2) * quant_bytes;
-        }
-        std::memcpy(scale, block, 2);
-        const uint8_t* values = block + (format == Format::Q4_1 ? 4 : 2);
-        if (format == Format::Q8_0) {
-            for (int k = 0; k < kBlock; ++k) quants[k / 4 * 64 + column * 4 + k % 4] = uint8_t(values[k] ^ 0x80);
-        } else {  // the file's byte k holds k below and k + 16 above, as the tile does
-            for (int k = 0; k < 16; ++k) quants[k / 4 * 64 + column * 4 + k % 4] = values[k];
-        }
-    }
-}
-
-Format format_of(const std::string& storage) {
-    if (storage == "Q4_0") return Format::Q4_0;
-    if (storage == "Q4_1") return Format::Q4_1;
-    if (storage == "Q8_0") return Format::Q8_0;
-    if (storage == "BF16") return Format::BF16;
-    if (storage == "F32") return Format::F32;
-    throw std::invalid_argument("no kernel for " + storage);
-}
-
-bool is_quantized(Format format) { return format != Format::BF16 && format != Format::F32; }
-
 class Linear {
   public:
     int num_in = 0, num_out = 0;
     std::vector<Tile> tiles;
     std::vector<float> bias;
-    bool has_quantized = false, has_bf16 = false, has_floats = false;
+    bool has_blocks = false, has_bytes = false, has_bf16 = false, has_floats = false;  // what rows must be prepared as
+
+    void add_kind(Format format) {
+        if (needs_blocks(format)) has_blocks = true;
+        else if (format == Format::I8) has_bytes = true;
+        else if (format == Format::BF16) has_bf16 = true;
+        else has_floats = true;
+    }
 
     LinearView view() const {
         return {tiles.data(), int32_t(tiles.size()), num_in, padded_blocks(num_in), bias.empty() ? nullptr : bias.data()};
@@ -183,26 +131,23 @@ class Engine {
         auto linear = std::make_unique<Linear>();
         linear->num_in = num_in;
         struct Source {
-            Format format;
+            const Storage* storage;
+            TileKind kind;
             const uint8_t* row;
         };
         std::vector<Source> rows;
         for (size_t p = 0; p < parts.size(); ++p) {
-            const Format format = format_of(storages[p]);
-            (is_quantized(format) ? linear->has_quantized : format == Format::BF16 ? linear->has_bf16 : linear->has_floats) = true;
-            const size_t n = size_t(num_in);
-            const size_t row_bytes = format == Format::Q4_0   ? n / 32 * 18
-                                     : format == Format::Q4_1 ? n / 32 * 20
-                                     : format == Format::Q8_0 ? n / 32 * 34
-                                     : format == Format::BF16 ? n * 2
-                                                              : n * 4;
+            const Storage& storage = storage_of(storages[p]);
+            const size_t row_bytes = storage.row_bytes(num_in);
             if (row_bytes == 0 || parts[p].size() % row_bytes) throw std::invalid_argument("these bytes are no whole rows");
             const size_t num_rows = parts[p].size() / row_bytes;
             if (orders[p].size() && orders[p].size() != num_rows) throw std::invalid_argument("an order names every row once");
+            const TileKind kind = tile_kind(storage, parts[p].data(), num_rows, num_in);
+            linear->add_kind(kind.format);
             for (size_t r = 0; r < num_rows; ++r) {
                 const size_t from = orders[p].size() ? size_t(orders[p].data()[r]) : r;
                 if (from >= num_rows) throw std::invalid_argument("an order names a row that is not there");
-                rows.push_back({format, parts[p].data() + from * row_bytes});
+                rows.push_back({&storage, kind, parts[p].data() + from * row_bytes});
             }
         }
         linear->num_out = int(rows.size());
@@ -212,23 +157,26 @@ class Engine {
         }
         for (size_t at = 0; at < rows.size();) {
             size_t n = 1;
-            while (n < kTileColumns && at + n < rows.size() && rows[at + n].format == rows[at].format) ++n;
-            linear->tiles.push_back({nullptr, int32_t(at), int16_t(n), rows[at].format});
+            const TileKind& kind = rows[at].kind;
+            while (n < kTileColumns && at + n < rows.size() && rows[at + n].kind == kind) ++n;
+            linear->tiles.push_back({nullptr, int32_t(at), int16_t(n), kind.format, kind.group_blocks, kind.scale_type});
             at += n;
         }
         // Each thread's share of few rows lies in a region of its own, in the order of use.
         const int num_tiles = int(linear->tiles.size());
         for (int thread = 0; thread < pool_.size(); ++thread) {
             for (int t = pool_.share(num_tiles, thread); t < pool_.share(num_tiles, thread + 1); ++t)
-                linear->tiles[size_t(t)].data = regions_[size_t(thread)].take(tile_bytes(linear->tiles[size_t(t)].format, num_in));
+                linear->tiles[size_t(t)].data = regions_[size_t(thread)].take(tile_bytes(rows[size_t(linear->tiles[size_t(t)].column)].kind, num_in));
         }
         nb::gil_scoped_release release;
         pool_.run(num_tiles, [&](int, int t) {
             const Tile& tile = linear->tiles[size_t(t)];
             uint8_t* data = const_cast<uint8_t*>(tile.data);
-            std::memset(data, 0, tile_bytes(tile.format, num_in));
-            for (int c = 0; c < tile.num_columns; ++c)
-                pack_row(tile.format, rows[size_t(tile.column + c)].row, num_in, c, data);
+            std::memset(data, 0, tile_bytes(rows[size_t(tile.column)].kind, num_in));
+            for (int c = 0; c < tile.num_columns; ++c) {
+                const Source& from = rows[size_t(tile.column + c)];
+                pack_row(*from.storage, from.kind, from.row, num_in, c, data);
+            }
         });
         return linear;
     }
@@ -450,28 +398,19 @@ class Engine {
                       });
     }
 
-    // Groups of rows: as large as the kernels take, then what is left in at most three more.
+    // Groups of rows, as large as the kernels take.
     void cut_into_groups(int num_rows) {
-        static const int kSizes[] = {16, 12, 8, 6, 4, 3, 2, 1};
         groups_.clear();
-        for (int first = 0; first < num_rows;) {
-            const int left = std::min(num_rows - first, kernels_->max_group);
-            int size = 1;
-            for (int candidate : kSizes)
-                if (candidate <= left) {
-                    size = candidate;
-                    break;
-                }
-            groups_.push_back({first, size});
-            first += size;
-        }
+        for (int first = 0; first < num_rows; first += kernels_->max_group)
+            groups_.push_back({first, std::min(num_rows - first, kernels_->max_group)});
     }
 
     // Prepares the rows and calls what(prepared, groups, number of groups, first tile, end tile) on every thread.
     template <class What>
     void with_prepared(const Tensor& x, const Linear& weight, const Linear* other, bool bf16, int num_tiles, What what) {
         if (x.rows == 0) return;
-        const bool int8 = weight.has_quantized || (other && other->has_quantized);
+        const bool int8 = weight.has_blocks || (other && other->has_blocks);
+        const bool whole = weight.has_bytes || (other && other->has_bytes);
         const bool halves = weight.has_bf16 || (other && other->has_bf16);
         const bool pairs = halves && bf16 && kernels_->has_bf16_products;
         const bool floats = weight.has_floats || (other && other->has_floats) || (halves && !pairs);
@@ -480,7 +419,7 @@ class Engine {
         constexpr int kFewRows = 2;  // so few are prepared by each thread for itself, which saves a barrier
         const bool each_its_own = x.rows <= kFewRows;
         const size_t rows = size_t(x.rows), blocks = rows * size_t(num_blocks);
-        const size_t int8_bytes = int8 ? blocks * (kBlock + 12) + 256 : 0;
+        const size_t int8_bytes = (int8 ? blocks * (kBlock + 16) + 320 : 0) + (whole ? blocks * kBlock + rows * 8 + 192 : 0);
         const size_t bytes = (int8_bytes + (pairs ? rows * size_t(padded) * 2 + 64 : 0) +
                               (floats ? rows * size_t(padded) * 4 + 64 : 0) + 63) / 64 * 64;
         uint8_t* scratch = (uint8_t*)reserve(scratch_, scratch_size_, bytes * size_t(each_its_own ? pool_.size() : 1) / 4 + 16);
@@ -495,7 +434,13 @@ class Engine {
                 a.int8 = (int8_t*)next(blocks * kBlock);
                 a.scales = (float*)next(blocks * 4);
                 a.negative_sums = (int32_t*)next(blocks * 4);
+                a.first_sums = (int32_t*)next(blocks * 4);
                 a.scaled_sums = (float*)next(blocks * 4);
+            }
+            if (whole) {
+                a.whole_int8 = (int8_t*)next(blocks * kBlock);
+                a.whole_scales = (float*)next(rows * 4);
+                a.whole_sums = (int32_t*)next(rows * 4);
             }
             if (pairs) a.bf16 = (uint16_t*)next(rows * size_t(padded) * 2);
             if (floats) a.floats = (float*)next(rows * size_t(padded) * 4);
@@ -508,6 +453,7 @@ class Engine {
                 const int r = row - group.first;
                 const float* from = x.row(row);
                 if (int8) kernels_->prepare_int8(from, num_in, num_blocks, group, r, to);
+                if (whole) kernels_->prepare_whole_int8(from, num_in, num_blocks, group, r, to);
                 if (pairs) kernels_->prepare_bf16(from, num_in, group, r, padded, to);
                 if (floats) kernels_->prepare_floats(from, num_in, group, r, padded, to);
             }

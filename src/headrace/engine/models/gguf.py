@@ -131,6 +131,11 @@ class GgufFile:
         tensor = self.tensors[name]
         return self._shards[tensor.shard].file.view[tensor.offset : tensor.offset + tensor.num_bytes]
 
+    def stored_bytes(self) -> Iterator[memoryview]:
+        """Every tensor's bytes, in the order of their names."""
+        for name in sorted(self.tensors):
+            yield self.data(name)
+
     def close(self) -> None:
         """Gives the files back; the memory stays mapped for as long as views of it are held."""
         for shard in self._shards:

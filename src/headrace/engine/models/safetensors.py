@@ -84,6 +84,11 @@ class SafetensorsFiles:
         tensor = self.tensors[name]
         return self._files[tensor.file].file.view[tensor.offset : tensor.offset + tensor.num_bytes]
 
+    def stored_bytes(self) -> Iterator[memoryview]:
+        """Every tensor's bytes, in the order of their names."""
+        for name in sorted(self.tensors):
+            yield self.data(name)
+
     def close(self) -> None:
         """Gives the files back; the memory stays mapped for as long as views of it are held."""
         for file in self._files:

@@ -11,8 +11,16 @@ from headrace.engine.ops.protocol import Ops
 
 OPS_NAMES = ("native", "torch")
 
-_KEPT_AS_STORED = frozenset({"Q4_0", "Q4_1", "Q8_0"})
+_KEPT_AS_STORED = frozenset(
+    {
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
+        *("INT4_G32", "INT4_G64", "INT4_G128", "INT8_CHANNEL"),
+    }
+)
 """Quantised formats whose blocks the native kernels multiply with, several times faster than torch what they stand for."""
+
+_PLAIN = frozenset({"F16", "BF16", "F32"})
+"""What a checkpoint may leave unquantised, its embeddings for instance. Where all is plain, torch multiplies many rows faster."""
 
 _PAGE_TOKENS = 16
 
@@ -42,7 +50,7 @@ def choose_ops(wanted: str, *, device: str, dtype: str, storages: frozenset[str]
         return _torch(device, dtype, remark="")
     if device != "cpu" or dtype != "auto":
         return _torch(device, dtype, remark="")
-    others = sorted(storages - _KEPT_AS_STORED)
+    others = sorted(storages - _KEPT_AS_STORED - (_PLAIN if storages & _KEPT_AS_STORED else frozenset()))
     if not obstacle and others:
         obstacle = f"they do not keep {', '.join(others)} as stored"
     return _torch(device, dtype, remark=f"without the native kernels: {obstacle}") if obstacle else _native(dtype, storages)

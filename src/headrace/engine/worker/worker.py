@@ -80,7 +80,7 @@ class Worker:
             config.ops,
             device=self._device,
             dtype=config.dtype,
-            storages=_projection_storages(self.checkpoint),
+            storages=self.checkpoint.matrix_storages(),
             block_size=config.block_size,
         )
         self._ops: Ops = choice.make(config.num_threads or num_compute_threads())
@@ -175,12 +175,6 @@ def _choose_device(device: str) -> str:
     except ImportError:
         return "cpu"
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _projection_storages(checkpoint: Checkpoint) -> frozenset[str]:
-    """How the checkpoint's matrices are stored."""
-    tensors = map(checkpoint.tensor, checkpoint.names())
-    return frozenset(tensor.storage for tensor in tensors if len(tensor.shape) > 1)
 
 
 def _make_sampler(choice: OpsChoice) -> TokenSampler:
