@@ -8,7 +8,7 @@
 
 namespace headrace {
 
-// How a tile of sixteen output columns is held: units of blocks of 32 along K, one behind another. `formats.h` packs them.
+// How a tile of sixteen output columns is held: units of blocks of 32 along K, one behind another. `packing.h` makes them.
 //   Q4_0  two blocks: 2 x 16 half scales, then 2 x nibbles
 //   Q4_1  a block: 16 half scales, 16 half minima, nibbles
 //   Q5_0  two blocks: 2 x 16 half scales, then 2 x (nibbles, fifth bits)

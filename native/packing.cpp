@@ -1,36 +1,21 @@
-// Rows of weights as files have them, and how they are packed into tiles.
-//
-// Knows bytes: `headrace/engine/ops/dequantize.py` says what the stored ones mean, `kernels.h` what a tile's do. Does not know
-// threads or memory. Nothing is rounded on the way: a tile holds the file's own integers and scales.
-#pragma once
+#include "packing.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <stdexcept>
-#include <string>
-
-#include "kernels.h"
 
 namespace headrace {
 
-// Even, so that formats whose units are two blocks have whole units.
-inline int padded_blocks(int num_in) { return (num_in + 2 * kBlock - 1) / (2 * kBlock) * 2; }
 
-// How a row lies in a file: blocks of so many numbers in so many bytes, behind a head.
-struct Storage {
-    const char* name;
-    Format format;
-    int block_numbers, block_bytes, head_bytes;
+int padded_blocks(int num_in) { return (num_in + 2 * kBlock - 1) / (2 * kBlock) * 2; }
 
-    size_t row_bytes(int num_in) const {
-        if (num_in % block_numbers) throw std::invalid_argument("rows of " + std::string(name) + " are whole blocks");
-        return size_t(head_bytes) + size_t(num_in / block_numbers) * size_t(block_bytes);
-    }
-};
+size_t Storage::row_bytes(int num_in) const {
+    if (num_in % block_numbers) throw std::invalid_argument("rows of " + std::string(name) + " are whole blocks");
+    return size_t(head_bytes) + size_t(num_in / block_numbers) * size_t(block_bytes);
+}
 
-inline const Storage& storage_of(const std::string& name) {
+const Storage& storage_of(const std::string& name) {
     static const Storage kStorages[] = {
         {"Q4_0", Format::Q4_0, 32, 18, 0},         {"Q4_1", Format::Q4_1, 32, 20, 0},
         {"Q5_0", Format::Q5_0, 32, 22, 0},         {"Q5_1", Format::Q5_1, 32, 24, 0},
@@ -46,25 +31,16 @@ inline const Storage& storage_of(const std::string& name) {
     throw std::invalid_argument("no kernel for " + name);
 }
 
-// What rows that share a tile have in common.
-struct TileKind {
-    Format format;
-    uint8_t group_blocks = 0;
-    ScaleType scale_type = ScaleType::F32;
+namespace {
 
-    bool operator==(const TileKind& other) const {
-        return format == other.format && group_blocks == other.group_blocks && scale_type == other.scale_type;
-    }
-};
-
-inline float read_float(const uint8_t* p) {
+float read_float(const uint8_t* p) {
     float x;
     std::memcpy(&x, p, 4);
     return x;
 }
 
 // To nearest even where float16 holds it exactly; what it does not hold exactly comes back as something else.
-inline uint16_t to_half(float x) {
+uint16_t to_half(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
@@ -75,14 +51,15 @@ inline uint16_t to_half(float x) {
     return sign;
 }
 
-inline float from_half(uint16_t half) {
+float from_half(uint16_t half) {
     const int exponent = half >> 10 & 31, mantissa = half & 1023;
     const float magnitude = exponent ? std::ldexp(float(1024 + mantissa), exponent - 25) : std::ldexp(float(mantissa), -24);
     return half & 0x8000 ? -magnitude : magnitude;
 }
 
-// The kind of tile that these rows need: the shortest scales that hold theirs exactly, zero points only where some are not 8.
-inline TileKind tile_kind(const Storage& storage, const uint8_t* rows, size_t num_rows, int num_in) {
+}  // namespace
+
+TileKind tile_kind(const Storage& storage, const uint8_t* rows, size_t num_rows, int num_in) {
     TileKind kind{storage.format};
     if (storage.format != Format::I4) return kind;
     kind.group_blocks = uint8_t(storage.block_numbers / kBlock);
@@ -101,7 +78,7 @@ inline TileKind tile_kind(const Storage& storage, const uint8_t* rows, size_t nu
     return kind;
 }
 
-inline size_t tile_bytes(const TileKind& kind, int num_in) {
+size_t tile_bytes(const TileKind& kind, int num_in) {
     const size_t blocks = size_t(padded_blocks(num_in)), pairs = size_t(num_in + 1) / 2;
     switch (kind.format) {
         case Format::Q4_0: return blocks / 2 * 576;
@@ -125,40 +102,42 @@ inline size_t tile_bytes(const TileKind& kind, int num_in) {
     return 0;
 }
 
+namespace {
+
 // One column of a tile of blocks: 32 integers into the bytes, nibbles and bits that `kernels.h` describes.
 
-inline void place_nibbles(const uint8_t* values, int column, uint8_t* to) {
+void place_nibbles(const uint8_t* values, int column, uint8_t* to) {
     for (int k = 0; k < 16; ++k) to[k / 4 * 64 + column * 4 + k % 4] = uint8_t((values[k] & 15) | (values[k + 16] & 15) << 4);
 }
 
-inline void place_fives(const uint8_t* values, int column, uint8_t* to) {
+void place_fives(const uint8_t* values, int column, uint8_t* to) {
     place_nibbles(values, column, to);
     for (int k = 0; k < kBlock; ++k) to[256 + column * 4 + k % 4] |= uint8_t((values[k] >> 4 & 1) << k / 4);
 }
 
-inline void place_sixes(const uint8_t* values, int column, uint8_t* to) {
+void place_sixes(const uint8_t* values, int column, uint8_t* to) {
     place_nibbles(values, column, to);
     for (int k = 0; k < kBlock; ++k)
         to[256 + k / 16 * 64 + column * 4 + k % 4] |= uint8_t((values[k] >> 4 & 3) << k % 16 / 4 * 2);
 }
 
-inline void place_bytes(const uint8_t* values, int column, uint8_t* to) {
+void place_bytes(const uint8_t* values, int column, uint8_t* to) {
     for (int k = 0; k < kBlock; ++k) to[k / 4 * 64 + column * 4 + k % 4] = uint8_t(values[k] ^ 0x80);
 }
 
-inline void split_nibbles(const uint8_t* packed, uint8_t* values) {  // byte k holds k below and k + 16 above
+void split_nibbles(const uint8_t* packed, uint8_t* values) {  // byte k holds k below and k + 16 above
     for (int k = 0; k < 16; ++k) {
         values[k] = packed[k] & 15;
         values[k + 16] = packed[k] >> 4;
     }
 }
 
-inline void add_fifth_bits(const uint8_t* bits, uint8_t* values) {
+void add_fifth_bits(const uint8_t* bits, uint8_t* values) {
     for (int k = 0; k < kBlock; ++k) values[k] |= uint8_t((bits[k / 8] >> k % 8 & 1) << 4);
 }
 
 // The six-bit multipliers of Q4_K and Q5_K: of block h, of its scale and of its minimum.
-inline void six_bit_multipliers(const uint8_t* packed, int h, uint8_t& scale, uint8_t& minimum) {
+void six_bit_multipliers(const uint8_t* packed, int h, uint8_t& scale, uint8_t& minimum) {
     if (h < 4) {
         scale = packed[h] & 63;
         minimum = packed[h + 4] & 63;
@@ -168,8 +147,9 @@ inline void six_bit_multipliers(const uint8_t* packed, int h, uint8_t& scale, ui
     }
 }
 
-// One row's share of a tile that was zeroed before.
-inline void pack_row(const Storage& storage, const TileKind& kind, const uint8_t* row, int num_in, int column, uint8_t* tile) {
+}  // namespace
+
+void pack_row(const Storage& storage, const TileKind& kind, const uint8_t* row, int num_in, int column, uint8_t* tile) {
     uint8_t v[kBlock];
     const int num_blocks = num_in / storage.block_numbers;
     const auto copy_half = [&](uint8_t* to, const uint8_t* from) { std::memcpy(to + column * 2, from, 2); };
@@ -298,7 +278,7 @@ inline void pack_row(const Storage& storage, const TileKind& kind, const uint8_t
     }
 }
 
-inline bool needs_blocks(Format format) {  // rows as int8 by blocks
+bool needs_blocks(Format format) {
     return format != Format::I8 && format != Format::F16 && format != Format::BF16 && format != Format::F32;
 }
 
