@@ -16,7 +16,21 @@ from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.native.ops import KERNEL_FORMATS, NativeOps
 from headrace.engine.ops.storage import STORAGE_BLOCKS, storage_bytes
 
-_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "INT4_G128", "INT8_CHANNEL", "F16", "BF16", "F32")
+_FORMATS = (
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "INT4_G128",
+    "INT8_CHANNEL",
+    "F16",
+    "BF16",
+    "F32",
+)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 _SECONDS_PER_FIGURE = 0.25
 
@@ -125,7 +139,9 @@ def main() -> None:
     for text in options.shapes:
         shape = Shape(*map(int, text.split("x")))
         for storage in options.formats:
-            ops = NativeOps(dtype="bfloat16" if storage == "BF16" else "float32", num_threads=options.num_threads, isa=options.isa)
+            ops = NativeOps(
+                dtype="bfloat16" if storage == "BF16" else "float32", num_threads=options.num_threads, isa=options.isa
+            )
             products = Products(ops, storage, shape, working_set=options.working_set_mb << 20)
             for figure in figures(storage, products, shape, tuple(options.rows)):
                 result.figures.append(figure)
