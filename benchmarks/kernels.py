@@ -1,5 +1,5 @@
-"""The matrix products of every weight format, for 1 to 512 rows: integer or float operations and weight bytes per second,
-beside what this machine's two cores read from memory. Weights are many enough that none is in a cache when its turn comes."""
+"""The matrix products of every weight format, for 1 to 512 rows: operations per second, and weight bytes per second beside
+what one core reads. Weights are so many that none is in a cache when its turn comes."""
 
 import argparse
 import gc
@@ -49,10 +49,10 @@ def random_weight(storage: str, shape: Shape, rng: np.random.Generator) -> HostT
     size = (shape.num_out, shape.num_in)
     if storage in ("F32", "F16"):
         numbers = rng.standard_normal(size).astype(np.float16 if storage == "F16" else np.float32)
-        return HostTensor("w", storage, size, memoryview(numbers.reshape(-1).view(np.uint8)))
+        return HostTensor("w", storage, size, numbers.reshape(-1).view(np.uint8).data)
     if storage == "BF16":
         halves = (rng.standard_normal(size).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        return HostTensor("w", storage, size, memoryview(halves.reshape(-1).view(np.uint8)))
+        return HostTensor("w", storage, size, halves.reshape(-1).view(np.uint8).data)
     raw = rng.integers(0, 256, storage_bytes(storage, size), dtype=np.uint8)
     if storage == "INT8_CHANNEL":
         raw.reshape(shape.num_out, -1)[:, :4] = np.full((shape.num_out, 1), 0.01, "<f4").view(np.uint8)
@@ -68,7 +68,7 @@ def random_weight(storage: str, shape: Shape, rng: np.random.Generator) -> HostT
             blocks[:, :2] = half
             if storage in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
                 blocks[:, 2:4] = half
-    return HostTensor("w", storage, size, memoryview(raw))
+    return HostTensor("w", storage, size, raw.data)
 
 
 class Products:

@@ -1,9 +1,10 @@
 #include "packing.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
+
+#include "half.h"
 
 namespace headrace {
 
@@ -51,12 +52,6 @@ uint16_t to_half(float x) {
     return sign;
 }
 
-float from_half(uint16_t half) {
-    const int exponent = half >> 10 & 31, mantissa = half & 1023;
-    const float magnitude = exponent ? std::ldexp(float(1024 + mantissa), exponent - 25) : std::ldexp(float(mantissa), -24);
-    return half & 0x8000 ? -magnitude : magnitude;
-}
-
 }  // namespace
 
 TileKind tile_kind(const Storage& storage, const uint8_t* rows, size_t num_rows, int num_in) {
@@ -71,7 +66,7 @@ TileKind tile_kind(const Storage& storage, const uint8_t* rows, size_t num_rows,
         uint32_t bits;
         std::memcpy(&bits, &scale, 4);
         fits_bf16 &= (bits & 0xFFFF) == 0;
-        fits_half &= from_half(to_half(scale)) == scale;
+        fits_half &= half_to_float(to_half(scale)) == scale;
         if (group[4] != 8) kind.format = Format::I4_Z;
     }
     kind.scale_type = fits_half ? ScaleType::F16 : fits_bf16 ? ScaleType::BF16 : ScaleType::F32;

@@ -82,7 +82,7 @@ def awq(rng: np.random.Generator, num_out: int, num_in: int, group_size: int) ->
     def packed(matrix: Array) -> npt.NDArray[np.int32]:
         return pack_words(matrix.reshape(len(matrix), -1, 8)[:, :, list(AWQ_COLUMNS)])
 
-    tensors = {"qweight": packed(integers), "qzeros": packed(zeros), "scales": scales}
+    tensors: dict[str, Array] = {"qweight": packed(integers), "qzeros": packed(zeros), "scales": scales}
     return Module(tensors, _numbers(integers, zeros, scales, groups))
 
 
@@ -145,7 +145,7 @@ def compressed_int4(
 def compressed_int8(rng: np.random.Generator, num_out: int, num_in: int) -> Module:
     integers = rng.integers(-127, 128, (num_out, num_in)).astype(np.int8)
     scales = rng.uniform(0.0002, 0.002, (num_out, 1)).astype(np.float32)
-    return Module({"weight": integers, "weight_scale": scales}, integers * scales.astype(np.float64))
+    return Module({"weight": integers, "weight_scale": scales}, integers.astype(np.float64) * scales)
 
 
 _TYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int64": "I64", "int8": "I8", "uint16": "BF16"}

@@ -1,4 +1,4 @@
-"""Quantised Hugging Face folders computed with: the reference on their exact numbers, the native kernels on their integers."""
+"""Quantised Hugging Face folders computed with: the reference on exact numbers, the native kernels on the integers."""
 
 import json
 from pathlib import Path

@@ -7,10 +7,10 @@ Below, N is `num_out`, K `num_in`, G the number of groups along K; a word is 32 
 
 - AWQ ("gemm"): qweight [K, N / 8], qzeros [G, N / 8], scales [G, N]. Nibble i of a word is column 0, 2, 4, 6, 1, 3, 5, 7 of
   its eight. (q - z) * s.
-- GPTQ: qweight [K / 8, N], nibble i being input i of eight; qzeros [G, N / 8] in order; scales [G, N]; g_idx [K], the group of
-  each input. The first format stores z - 1 modulo 16, the second ("gptq_v2") z. (q - z) * s.
-- compressed-tensors, pack-quantized: weight_packed [N, K / 8]; weight_scale [N, G]; if asymmetric weight_zero_point [N / 8, G],
-  packed along N; all plus 8. Perhaps weight_g_idx [K].
+- GPTQ: qweight [K / 8, N], nibble i being input i of eight; qzeros [G, N / 8] in order; scales [G, N]; g_idx [K], the group
+  of each input. The first format stores z - 1 modulo 16, the second ("gptq_v2") z. (q - z) * s.
+- compressed-tensors, pack-quantized: weight_packed [N, K / 8]; weight_scale [N, G]; if asymmetric weight_zero_point
+  [N / 8, G], packed along N; all plus 8. Perhaps weight_g_idx [K].
 - compressed-tensors, int-quantized: weight [N, K] in int8, weight_scale [N, 1].
 """
 
@@ -67,7 +67,7 @@ def integer_rows(packing: Packing, storage: str, tensors: Mapping[str, HostTenso
     integers, zeros, scales, groups = _UNPACK[packing](tensors, *shape)
     if storage == "F32":
         floats = (integers.astype(np.float32) - zeros[:, groups]) * scales[:, groups]
-        return memoryview(np.ascontiguousarray(floats, np.float32).reshape(-1).view(np.uint8))
+        return np.ascontiguousarray(floats, np.float32).reshape(-1).view(np.uint8).data
     return _int4_groups(integers, zeros, scales, block_size=int(storage.removeprefix("INT4_G")))
 
 
@@ -82,7 +82,7 @@ def _int4_groups(integers: Bytes, zeros: Bytes, scales: Floats, *, block_size: i
     rows[:, :, 4] = np.repeat(zeros, repeats, axis=1)
     halves = integers.reshape(num_out, num_blocks, block_size // 32, 2, 16)
     rows[:, :, 5:] = (halves[:, :, :, 0] | halves[:, :, :, 1] << np.uint8(4)).reshape(num_out, num_blocks, -1)
-    return memoryview(rows.reshape(-1))
+    return rows.reshape(-1).data
 
 
 def _int8_channels(weight: HostTensor, scale: HostTensor) -> memoryview:
@@ -90,7 +90,7 @@ def _int8_channels(weight: HostTensor, scale: HostTensor) -> memoryview:
     rows = np.empty((num_out, 4 + num_in), np.uint8)
     rows[:, :4] = _floats(scale).reshape(num_out, 1).astype("<f4").view(np.uint8)
     rows[:, 4:] = np.frombuffer(weight.data, np.uint8).reshape(num_out, num_in)
-    return memoryview(rows.reshape(-1))
+    return rows.reshape(-1).data
 
 
 # Unpacking: integers [N, K], zeros [N, G], scales [N, G], and each input's group [K]

@@ -20,7 +20,7 @@ _KEPT_AS_STORED = frozenset(
 """Quantised formats whose blocks the native kernels multiply with, several times faster than torch what they stand for."""
 
 _PLAIN = frozenset({"F16", "BF16", "F32"})
-"""What a checkpoint may leave unquantised, its embeddings for instance. Where all is plain, torch multiplies many rows faster."""
+"""What a checkpoint may leave unquantised, its embeddings say. Where all is plain, torch multiplies many rows faster."""
 
 _PAGE_TOKENS = 16
 
