@@ -82,10 +82,12 @@ def test_a_group_of_integers_is_a_scale_a_zero_point_and_nibbles() -> None:
 
 
 def test_rows_of_bytes_have_one_scale_each() -> None:
-    rows = [np.concatenate([np.array([s], "<f4").view(np.uint8), np.array(q, np.int8).view(np.uint8)])
-            for s, q in ((0.25, [-127, 0, 4]), (2.0, [1, -1, 127]))]  # fmt: skip
-    got = dequantize("INT8_CHANNEL", _raw(np.concatenate(rows)), (2, 3))
-    assert np.array_equal(got, [[-31.75, 0, 1], [2, -2, 254]])
+    def row(scale: float, integers: list[int]) -> npt.NDArray[np.uint8]:
+        return np.concatenate([np.array([scale], "<f4").view(np.uint8), np.array(integers, np.int8).view(np.uint8)])
+
+    raw = np.concatenate([row(0.25, [-127, 0, 4]), row(2.0, [1, -1, 127])])
+    got = dequantize("INT8_CHANNEL", _raw(raw), (2, 3))
+    assert np.array_equal(got, np.array([[-31.75, 0, 1], [2, -2, 254]]))
     assert storage_bytes("INT8_CHANNEL", (2, 3)) == 14
 
 
