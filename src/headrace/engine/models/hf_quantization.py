@@ -160,6 +160,7 @@ class Files(Protocol):
     def header(self) -> Iterator[memoryview]: ...
     def file_of(self, name: str) -> Path: ...
     def data(self, name: str) -> memoryview: ...
+    def release_pages(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -324,6 +325,9 @@ class QuantizedFiles:
         """Every tensor as it lies in the files, by name."""
         for name in sorted(self._files.tensors):
             yield self._files.data(name)
+
+    def release_pages(self) -> None:
+        self._files.release_pages()
 
     def close(self) -> None:
         self._files.close()

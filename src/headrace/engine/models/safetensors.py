@@ -89,6 +89,11 @@ class SafetensorsFiles:
         for name in sorted(self.tensors):
             yield self.data(name)
 
+    def release_pages(self) -> None:
+        """Lets go of the memory that reading took; what is looked at again is read again."""
+        for file in self._files:
+            file.file.release_pages()
+
     def close(self) -> None:
         """Gives the files back; the memory stays mapped for as long as views of it are held."""
         for file in self._files:

@@ -91,6 +91,10 @@ class Checkpoint(Protocol):
         """By canonical name; raises CheckpointError where there is none of that name."""
         ...
 
+    def release_pages(self) -> None:
+        """Once the weights are loaded: lets go of the memory that the files' pages take. Tensors remain readable."""
+        ...
+
     def close(self) -> None:
         """Gives the files back; tensors taken before remain readable."""
         ...
@@ -206,6 +210,7 @@ class TensorFiles(Protocol):
         """Every tensor's bytes as the files have them, in the order of their names."""
         ...
 
+    def release_pages(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -392,6 +397,9 @@ class MappedCheckpoint:
             raise CheckpointError(f"{self.path}: it has no tensor {name!r}")
         data = part.bytes_of(self._files.data(part.stored.name))
         return HostTensor(name, part.stored.storage, part.shape, data, part.interleaved_heads)
+
+    def release_pages(self) -> None:
+        self._files.release_pages()
 
     def close(self) -> None:
         self._files.close()
