@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "kv_cache.h"
 #include "memory.h"
 #include "thread_pool.h"
 
@@ -125,32 +126,6 @@ typedef nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> B
 typedef nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> Floats;
 typedef nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Rows;
 
-class Cache {
-  public:
-    Cache(AttentionView view, size_t num_bytes) : view(view), bytes_(num_bytes) {
-        this->view.keys = bytes_.data();
-        const size_t size = view.is_bf16 ? 2 : 4;
-        this->view.values = bytes_.data() + view.key_head() * size_t(view.num_kv_heads) * size;
-    }
-    AttentionView view;
-    size_t num_elements() const { return (view.key_head() + view.value_head()) * size_t(view.num_kv_heads); }
-
-    // Calls what(first byte, number of bytes) for each of a block's pieces.
-    template <class What>
-    void for_block(int64_t block, What what) {
-        if (block < 0 || block >= view.num_blocks) throw std::invalid_argument("no such block");
-        const size_t size = view.is_bf16 ? 2 : 4, pages = size_t(view.block_size / 16);
-        for (int h = 0; h < view.num_kv_heads; ++h) {
-            const size_t key = view.key_page() * pages * size, value = view.value_page() * pages * size;
-            what((uint8_t*)view.keys + view.key_head() * size_t(h) * size + key * size_t(block), key);
-            what((uint8_t*)view.values + view.value_head() * size_t(h) * size + value * size_t(block), value);
-        }
-    }
-
-  private:
-    UntouchedZeros bytes_;
-};
-
 // Where the step's tokens stand.
 class Placement {
   public:
@@ -233,14 +208,12 @@ class Engine {
         return linear;
     }
 
+    // format: float32, bfloat16, int8 or fp8_e4m3. bf16: products are of BF16 where both sides are and the processor has them.
     std::unique_ptr<Cache> allocate_kv(int num_heads, int num_kv_heads, int head_dim, float scale, float softcap, int window,
-                                       int num_blocks, int block_size, bool is_bf16) {
-        if (block_size % 16) throw std::invalid_argument("blocks are of whole pages of 16 tokens");
-        if (head_dim % 2) throw std::invalid_argument("heads have an even number of dimensions");
-        const AttentionView view{num_heads, num_kv_heads, head_dim, (head_dim + 15) / 16 * 16, block_size, num_blocks,
-                                 scale, softcap, window, is_bf16, nullptr, nullptr};
-        const size_t places = size_t(num_kv_heads) * size_t(num_blocks) * size_t(block_size);
-        return std::make_unique<Cache>(view, places * size_t(view.head_dim + view.value_dim) * (is_bf16 ? 2 : 4));
+                                       int num_blocks, int block_size, const std::string& format, bool bf16) {
+        return std::make_unique<Cache>(AttentionView{num_heads, num_kv_heads, head_dim, (head_dim + 3) / 4 * 4,
+                                                     (head_dim + 15) / 16 * 16, block_size, num_blocks, scale, softcap,
+                                                     window, kv_format_of(format), bf16, nullptr, nullptr});
     }
 
     // spans: sequences of (num_computed_tokens, num_tokens, block_ids).
@@ -378,40 +351,44 @@ class Engine {
         if (q.columns != a.num_heads * a.head_dim || q.rows != int(placement.positions.size()))
             throw std::invalid_argument("queries have another shape");
         Tensor* out = make(q.rows, q.columns, true);
+        const int num_heads = a.num_kv_heads, num_pairs = int(placement.tiles.size()) * num_heads;
         const size_t scratch_floats = (kernels_->attention_scratch(a) + 15) / 16 * 16;
         float* scratch = reserve(attention_scratch_, attention_scratch_size_, scratch_floats * size_t(pool_.size()));
-        const int num_items = int(placement.tiles.size()) * a.num_kv_heads;
         nb::gil_scoped_release release;
-        pool_.run(num_items, [&](int thread, int item) {
-            kernels_->attention(a, placement.tiles[size_t(item / a.num_kv_heads)], item % a.num_kv_heads, q.data, out->data,
-                                scratch + scratch_floats * size_t(thread));
+        if (num_pairs >= kPairsPerThread * pool_.size()) {
+            pool_.run(num_pairs, [&](int thread, int pair) {
+                kernels_->attention(a, placement.tiles[size_t(pair / num_heads)], pair % num_heads, q.data, out->data,
+                                    scratch + scratch_floats * size_t(thread));
+            });
+            return out;
+        }
+        // Fewer pairs of rows and heads than would keep all threads busy: they share the parts of the contexts.
+        parts_.clear();
+        for (int pair = 0; pair < num_pairs; ++pair) {
+            const AttentionTile& tile = placement.tiles[size_t(pair / num_heads)];
+            for (int part = first_part(a, tile); part < end_part(tile); ++part) parts_.push_back({pair, part});
+        }
+        const size_t sums_floats = kernels_->attention_sums(a);
+        float* sums = reserve(attention_sums_, attention_sums_size_, sums_floats * parts_.size());
+        pool_.run(int(parts_.size()), [&](int thread, int item) {
+            const Part& at = parts_[size_t(item)];
+            kernels_->attention_part(a, placement.tiles[size_t(at.pair / num_heads)], at.pair % num_heads, at.part, q.data,
+                                     sums + sums_floats * size_t(item), scratch + scratch_floats * size_t(thread));
         });
+        for (size_t item = 0; item < parts_.size();) {
+            const AttentionTile& tile = placement.tiles[size_t(parts_[item].pair / num_heads)];
+            kernels_->join_parts(a, tile, parts_[item].pair % num_heads, sums + sums_floats * item, out->data);
+            item += size_t(end_part(tile) - first_part(a, tile));
+        }
         return out;
     }
 
-    void copy_block(Cache& kv, int64_t from, int64_t to) {
-        std::vector<uint8_t*> sources;
-        kv.for_block(from, [&](uint8_t* piece, size_t) { sources.push_back(piece); });
-        size_t i = 0;
-        kv.for_block(to, [&](uint8_t* piece, size_t n) { std::memmove(piece, sources[i++], n); });
-    }
-
-    void make_finite(Cache& kv, int64_t block) {
-        kv.for_block(block, [&](uint8_t* piece, size_t n) {
-            if (kv.view.is_bf16) {
-                uint16_t* x = (uint16_t*)piece;
-                for (size_t i = 0; i < n / 2; ++i)
-                    if ((x[i] & 0x7F80) == 0x7F80) x[i] = 0;
-            } else {
-                float* x = (float*)piece;
-                for (size_t i = 0; i < n / 4; ++i)
-                    if (!std::isfinite(x[i])) x[i] = 0.0f;
-            }
-        });
-    }
+    void copy_block(Cache& kv, int64_t from, int64_t to) { kv.copy_block(from, to); }
+    void make_finite(Cache& kv, int64_t block) { kv.make_finite(block); }
 
   private:
     static constexpr int kRowsPerItem = 4;
+    static constexpr int kPairsPerThread = 6;  // of tiles and KV heads: more of them are shared out evenly enough as they are
     static constexpr int kItemsPerThread = 8;  // so little work is lost to a thread that is kept from its own
 
     Tensor* make(int rows, int columns, bool is_dense = false) { return new Tensor(cache_, rows, columns, is_dense); }
@@ -544,8 +521,12 @@ class Engine {
     std::shared_ptr<BlockCache> cache_;
     std::vector<RowGroup> groups_;
     std::vector<uint8_t> has_prepared_;
-    Owned<float> scratch_, attention_scratch_;
-    size_t scratch_size_ = 0, attention_scratch_size_ = 0;
+    struct Part {
+        int pair, part;
+    };
+    std::vector<Part> parts_;
+    Owned<float> scratch_, attention_scratch_, attention_sums_;
+    size_t scratch_size_ = 0, attention_scratch_size_ = 0, attention_sums_size_ = 0;
 };
 
 }  // namespace
@@ -561,11 +542,9 @@ NB_MODULE(_kernels, m) {
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(t.data, {size_t(t.rows), size_t(t.columns)}, nb::find(t), {t.stride, 1});
         });
     nb::class_<Linear>(m, "Linear").def_ro("num_in", &Linear::num_in).def_ro("num_out", &Linear::num_out);
-    // All keys, then all values: float32, or the bits of BF16.
-    nb::class_<Cache>(m, "Cache").def("array", [](Cache& c) -> nb::object {
-        const size_t size[] = {c.num_elements()};
-        if (c.view.is_bf16) return nb::cast(nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>>(c.view.keys, 1, size, nb::find(c)));
-        return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(c.view.keys, 1, size, nb::find(c)));
+    // The bytes of all keys, then of all values.
+    nb::class_<Cache>(m, "Cache").def("array", [](Cache& c) {
+        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(c.view.keys, {c.view.num_bytes()}, nb::find(c));
     });
     nb::class_<Placement>(m, "Placement");
     nb::class_<Engine>(m, "Engine")

@@ -2,8 +2,9 @@
 
 Knows the extension. Does not know models, layers or the mind; `protocol.py` says what each operation means. Activations are
 float32 between operations. A product with a quantised weight quantises its rows to int8, by blocks of 32 along the sum, as
-llama.cpp does: on the weights' own numbers, an error of about 0.4 % of the result's size. `dtype` is what keys and values
-are held in, and with bfloat16 the rows that meet BF16 weights.
+llama.cpp does: on the weights' own numbers, an error of about 0.4 % of the result's size. With `dtype` bfloat16 rows that
+meet BF16 weights, and queries that meet a BF16 cache, are rounded to it. Keys and values are held in a format of their own;
+attention reads it back as float32, so that holding them is the only rounding.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,12 @@ KERNEL_FORMATS = frozenset({"Q4_0", "Q4_1", "Q8_0", "BF16", "F32"})
 PAGE_TOKENS = 16
 """Blocks of the cache are whole pages of so many tokens."""
 
+KV_DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3")
+"""How keys and values may be held; those of 8 bits with a float32 scale for each token and head."""
+
+_KV_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8_e4m3": 1}
+_SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4, "fp8_e4m3": 4}
+
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU: 1, Activation.GELU_TANH: 2}
 
 
@@ -47,10 +54,13 @@ class _Awake:
 class NativeOps:
     """Implements `Ops`. Tensors are the extension's."""
 
-    def __init__(self, *, dtype: str, num_threads: int, isa: str = "") -> None:
-        """`isa`: an instruction set by name, for tests; the best that the processor has, if empty."""
+    def __init__(self, *, dtype: str, num_threads: int, isa: str = "", kv_dtype: str = "") -> None:
+        """`isa`: an instruction set by name, for tests; the best that the processor has, if empty. `kv_dtype`: one of
+        KV_DTYPES; the compute dtype, if empty."""
         assert dtype in ("float32", "bfloat16")
+        assert kv_dtype in ("", *KV_DTYPES)
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self._is_bf16 = dtype == "bfloat16"
         self._engine = _kernels.Engine(num_threads, isa)
         self._awake = _Awake(self._engine)
@@ -89,12 +99,13 @@ class NativeOps:
         softcap, window = shape.softcap or 0.0, shape.window or 0
         return self._engine.allocate_kv(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, softcap, window, num_blocks, block_size,
-            self._is_bf16,
+            self.kv_dtype, self._is_bf16,
         )  # fmt: skip
 
     def kv_bytes_per_token(self, shape: AttentionShape) -> int:
-        value_dim = -(-shape.head_dim // 16) * 16  # whole vectors
-        return shape.num_kv_heads * (shape.head_dim + value_dim) * (2 if self._is_bf16 else 4)
+        key_dim, value_dim = -(-shape.head_dim // 4) * 4, -(-shape.head_dim // 16) * 16  # whole words, whole vectors
+        per_head = (key_dim + value_dim) * _KV_BYTES[self.kv_dtype] + 2 * _SCALE_BYTES[self.kv_dtype]
+        return shape.num_kv_heads * per_head
 
     # The step's metadata
 
