@@ -96,14 +96,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--kv-dtypes", nargs="+", default=KV_DTYPES, choices=KV_DTYPES)
-    parser.add_argument("--num-layers", type=int, default=_NUM_LAYERS, help="fewer take less memory and time; figures are scaled")
+    parser.add_argument(
+        "--num-layers", type=int, default=_NUM_LAYERS, help="fewer take less memory and time; figures are scaled"
+    )
     parser.add_argument("--num-runs", type=int, default=7)
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     num_threads = num_compute_threads()
     ops = {name: NativeOps(dtype="float32", kv_dtype=name, num_threads=num_threads) for name in options.kv_dtypes}
     isa = next(iter(ops.values()))._engine.isa
-    result = Result("attention", f"Attention of {_NUM_LAYERS} layers (9 heads, 3 KV heads, 64 wide), {isa}, {num_threads} threads")
+    result = Result(
+        "attention", f"Attention of {_NUM_LAYERS} layers (9 heads, 3 KV heads, 64 wide), {isa}, {num_threads} threads"
+    )
     for case in cases():
         if options.only not in case.name:
             continue

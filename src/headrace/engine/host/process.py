@@ -94,6 +94,10 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
             num_threads=config.num_threads,
             device=config.device,
             ops=config.ops,
+            attention_backend=config.attention_backend,
+            kv_cache_dtype=config.kv_cache_dtype,
+            quantization=config.quantization,
+            batch_invariant=config.batch_invariant,
         ),
         report,
     )

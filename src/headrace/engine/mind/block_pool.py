@@ -132,7 +132,9 @@ class BlockPool:
     def _take_free(self, after: BlockId | None) -> BlockId:
         """One free block, of which there are some."""
         behind = after + 1 if after is not None else self.num_blocks
-        block_id = BlockId(behind) if behind < self.num_blocks and self._is_free[behind] else self._begin_of_longest_stretch()
+        block_id = (
+            BlockId(behind) if behind < self.num_blocks and self._is_free[behind] else self._begin_of_longest_stretch()
+        )
         self._is_free[block_id] = 0
         self._num_free -= 1
         self._count_extent(block_id // EXTENT_BLOCKS, -1)

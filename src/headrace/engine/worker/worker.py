@@ -18,7 +18,7 @@ from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan, 
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.models.weights import Checkpoint, open_checkpoint
 from headrace.engine.ops.protocol import Ops
-from headrace.engine.ops.registry import OPS_NAMES, OpsChoice, choose_ops
+from headrace.engine.ops.registry import CAPABILITIES, OPS_NAMES, OpsChoice, Overrides, choose_ops
 from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.cores import num_compute_threads
 from headrace.engine.worker.kv_cache import KVCache, kv_bytes_per_block
@@ -52,6 +52,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     ops: str = "auto"
     """Which implementation computes: `native`, `torch`, or `auto` for native where it serves the checkpoint as stored."""
+    attention_backend: str = "auto"
+    """Whose attention: that of ops `native` or `torch`, which then compute everything else as well."""
+    kv_cache_dtype: str = "auto"
+    """How keys and values are held: `float32`, `bfloat16`, `int8`, `fp8_e4m3` (or `fp8`), or `auto`."""
+    quantization: str = "auto"
+    """What matrices are turned into as they are loaded: `none` (the compute dtype), `q8_0`, `q4_0`, `q4_1`, or `auto`."""
+    batch_invariant: bool = False
+    """Refuse to start where a row's bits might depend on the rows computed beside it."""
 
     def __post_init__(self) -> None:
         for name, known in (("dtype", _DTYPES), ("device", _DEVICES), ("ops", OPS_NAMES)):
@@ -61,6 +69,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(f"{name} {value!r} is not one of auto, {', '.join(known)}{hint}")
         if self.max_model_len < 0 or self.num_threads < 0:
             raise ConfigurationError("max_model_len and num_threads must not be negative; 0 chooses by itself")
+        _ = self.overrides  # names are checked where they are given
+
+    @property
+    def overrides(self) -> Overrides:
+        return Overrides(
+            attention_backend=self.attention_backend,
+            kv_cache_dtype=self.kv_cache_dtype,
+            quantization=self.quantization,
+            batch_invariant=self.batch_invariant,
+        )
 
 
 class Worker:
@@ -82,6 +100,7 @@ class Worker:
             dtype=config.dtype,
             storages=_projection_storages(self.checkpoint),
             block_size=config.block_size,
+            overrides=config.overrides,
         )
         self._ops: Ops = choice.make(config.num_threads or num_compute_threads())
         self._sampler = _make_sampler(choice)
@@ -89,7 +108,13 @@ class Worker:
         with self._ops.computing():
             self._decoder = Decoder(self._ops, self.spec, self.checkpoint)
         remark = f" ({choice.remark})" if choice.remark else ""
-        self._phase("load_weights", began, f"{self.dtype} on {self.device}{remark}")
+        attention = CAPABILITIES[choice.name].attention
+        invariant = ", batch-invariant" if config.batch_invariant else ""
+        self._phase(
+            "load_weights",
+            began,
+            f"{self.dtype} on {self.device}{remark}; matrices {choice.weights}, attention by {attention}{invariant}",
+        )
         self._runner: ModelRunner | None = None
 
     @property
@@ -98,7 +123,10 @@ class Worker:
         if any(rope.scaling in (RopeScaling.DYNAMIC, RopeScaling.LONGROPE) for rope in self.spec.ropes):
             digest = f"{digest}/max_model_len={self.max_model_len}"  # it decides the rotary frequencies
         return ExecutionIdentity(
-            model_digest=digest, weight_dtype=self.dtype, kv_dtype=self.dtype, processor=self._ops.processor
+            model_digest=digest,
+            weight_dtype=f"{self.dtype}/{self.config.quantization}",
+            kv_dtype=self._ops.kv_dtype,
+            processor=self._ops.processor,
         )
 
     @property
@@ -127,7 +155,9 @@ class Worker:
                 self._ops, self._decoder, cache, self._sampler, block_size=block_size, max_model_len=self.max_model_len
             )
         size = format_bytes(num_blocks * self.kv_bytes_per_block)
-        self._phase("allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens, {size}")
+        self._phase(
+            "allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens in {self._ops.kv_dtype}, {size}"
+        )
 
     def enforce_forms(self, masks: Masks) -> None:
         """From now on answers may have a form. `masks` knows the vocabulary, which a worker does not."""

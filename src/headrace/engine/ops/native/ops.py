@@ -18,6 +18,7 @@ from headrace.engine.ops.dequantize import Floats
 from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.native import _kernels, weights
 from headrace.engine.ops.protocol import AttentionShape, QKNorm, SequenceSpan
+from headrace.engine.ops.storage import QUANTIZATIONS
 from headrace.specs.model import Activation
 
 VERSION = 1
@@ -54,13 +55,17 @@ class _Awake:
 class NativeOps:
     """Implements `Ops`. Tensors are the extension's."""
 
-    def __init__(self, *, dtype: str, num_threads: int, isa: str = "", kv_dtype: str = "") -> None:
+    def __init__(
+        self, *, dtype: str, num_threads: int, isa: str = "", kv_dtype: str = "", quantization: str = "auto"
+    ) -> None:
         """`isa`: an instruction set by name, for tests; the best that the processor has, if empty. `kv_dtype`: one of
-        KV_DTYPES; the compute dtype, if empty."""
+        KV_DTYPES; the compute dtype, if empty. `quantization`: what every matrix is turned into as it is loaded, one of
+        `none` (the compute dtype), `q8_0`, `q4_0`, `q4_1`; or `auto` for what it is stored as."""
         assert dtype in ("float32", "bfloat16")
         assert kv_dtype in ("", *KV_DTYPES)
         self.dtype = dtype
         self.kv_dtype = kv_dtype or dtype
+        self._quantization = quantization
         self._is_bf16 = dtype == "bfloat16"
         self._engine = _kernels.Engine(num_threads, isa)
         self._awake = _Awake(self._engine)
@@ -78,7 +83,12 @@ class NativeOps:
 
     def load_linear(self, parts: Sequence[HostTensor], biases: Sequence[HostTensor] = ()) -> _kernels.Linear:
         otherwise = "BF16" if self._is_bf16 else "F32"
-        return weights.load_linear(self._engine, parts, biases, kernels=KERNEL_FORMATS, otherwise=otherwise)
+        kernels = KERNEL_FORMATS
+        if self._quantization == "none":
+            kernels = frozenset({otherwise})
+        elif self._quantization != "auto":
+            parts = [weights.requantized(part, QUANTIZATIONS[self._quantization]) for part in parts]
+        return weights.load_linear(self._engine, parts, biases, kernels=kernels, otherwise=otherwise)
 
     def load_embedding(self, table: HostTensor) -> weights.Embedding:
         return weights.Embedding(table)
