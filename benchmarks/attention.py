@@ -1,5 +1,5 @@
-"""Attention alone, in milliseconds for all of the default model's 30 layers: decode and prefill, in each format of the KV cache,
-with a sequence's blocks side by side and scattered."""
+"""Attention alone, in milliseconds for all of the default model's 30 layers: decode and prefill, in each format of the KV
+cache, with a sequence's blocks side by side and scattered. On a machine that others use, --cpu-time with one thread."""
 
 import argparse
 import random
@@ -65,7 +65,7 @@ def cases() -> list[Case]:
     return made
 
 
-def timed_layers(ops: NativeOps, case: Case, num_layers: int) -> Callable[[], float]:
+def timed_layers(ops: NativeOps, case: Case, num_layers: int, clock: Callable[[], float]) -> Callable[[], float]:
     """Milliseconds for all layers. Each has its own cache, as in a model, so that the processor's own caches do not help."""
     layers = [ops.allocate_kv(_SHAPE, num_blocks=case.num_blocks, block_size=_BLOCK_SIZE) for _ in range(num_layers)]
     num_rows = sum(span.num_tokens for span in case.spans)
@@ -84,10 +84,10 @@ def timed_layers(ops: NativeOps, case: Case, num_layers: int) -> Callable[[], fl
 
     def run() -> float:
         with ops.computing():
-            began = time.perf_counter()
+            began = clock()
             for layer in layers:
                 ops.attention(q, layer, placement, _SHAPE)
-            return (time.perf_counter() - began) * 1000 * _NUM_LAYERS / num_layers
+            return (clock() - began) * 1000 * _NUM_LAYERS / num_layers
 
     return run
 
@@ -96,23 +96,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--kv-dtypes", nargs="+", default=KV_DTYPES, choices=KV_DTYPES)
-    parser.add_argument(
-        "--num-layers", type=int, default=_NUM_LAYERS, help="fewer take less memory and time; figures are scaled"
-    )
+    parser.add_argument("--num-layers", type=int, default=_NUM_LAYERS, help="fewer take less memory; figures are scaled")
+    parser.add_argument("--num-threads", type=int, default=num_compute_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="count the time on the processor, not the time that passes")
     parser.add_argument("--num-runs", type=int, default=7)
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
-    num_threads = num_compute_threads()
+    num_threads, clock = options.num_threads, time.process_time if options.cpu_time else time.perf_counter
     ops = {name: NativeOps(dtype="float32", kv_dtype=name, num_threads=num_threads) for name in options.kv_dtypes}
     isa = next(iter(ops.values()))._engine.isa
-    result = Result(
-        "attention", f"Attention of {_NUM_LAYERS} layers (9 heads, 3 KV heads, 64 wide), {isa}, {num_threads} threads"
-    )
+    what = f"Attention of {_NUM_LAYERS} layers (9 heads, 3 KV heads, 64 wide), {isa}, {num_threads} threads"
+    result = Result("attention", what)
     for case in cases():
         if options.only not in case.name:
             continue
         for name, made in ops.items():
-            run = timed_layers(made, case, options.num_layers)
+            run = timed_layers(made, case, options.num_layers, clock)
             run()
             figure = Figure(f"{name}: {case.name}", "ms", tuple(run() for _ in range(options.num_runs)))
             result.figures.append(figure)

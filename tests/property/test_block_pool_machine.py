@@ -43,7 +43,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.references[block_id] = 1
 
     def prefers_neighbours(self, taken: list[BlockId], after: BlockId | None, free: set[BlockId]) -> None:
-        """A block follows its predecessor wherever the next is free; a new run begins in an extent that none is freer than."""
+        """A block follows its predecessor where it can; a new run begins in an extent that none is freer than."""
         free = set(free)
         for block_id in taken[: len(free)]:
             if after is not None and after + 1 in free:

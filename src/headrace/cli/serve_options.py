@@ -113,7 +113,7 @@ class ServeOptions:
         shown="native where they serve the model as stored",
     )  # fmt: skip
     attention_backend: str = option(
-        ENGINE.attention_backend, choice(ATTENTION_BACKENDS), Group.MODEL, "whose attention; the rest computes there as well",
+        ENGINE.attention_backend, choice(ATTENTION_BACKENDS), Group.MODEL, "whose attention; the rest computes there too",
         shown="that of --ops",
     )  # fmt: skip
     quantization: str = option(

@@ -8,7 +8,7 @@ Every id is in exactly one of three places:
 
 Eviction takes the evictable block that was released longest ago: the order is the order of releases, never a clock.
 
-Attention reads neighbouring blocks up to twice as fast as scattered ones, so which of the free blocks are taken is a matter of
+Attention reads neighbouring blocks faster than scattered ones, so which of the free blocks are taken is a matter of
 preference: first the one behind the block that the holder had last, else the beginning of the longest free stretch of the
 emptiest extent, where the fewest others will want to grow. An extent is EXTENT_BLOCKS neighbours, and nobody owns one. What
 is evicted is never chosen by where it lies.
