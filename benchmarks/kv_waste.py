@@ -1,4 +1,4 @@
-"""How many token places of the KV cache are held but hold nothing, and in how long runs of neighbouring blocks sequences lie,
+"""How many token places of the KV cache are held but hold nothing, and how long runs of neighbouring blocks sequences have,
 on a mixed workload in rehearsal.
 
 The mind is the real one; time is virtual and tensors are fingerprints, which changes nothing about who holds which block.
