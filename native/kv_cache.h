@@ -49,16 +49,16 @@ class Cache {
                 for (size_t i = 0; i < n / 2; ++i)
                     if ((x[i] & 0x7F80) == 0x7F80) x[i] = 0;
             } else if (view.format == KVFormat::F32) {
-                for (size_t i = 0; i < n; i += 4) make_finite(piece + i);
+                for (size_t i = 0; i < n; i += 4) clear_unless_finite(piece + i);
             } else {  // codes are finite; the scales stand behind each page's codes
                 for (size_t end = page; end <= n; end += page)
-                    for (size_t i = end - kPageTokens * 4; i < end; i += 4) make_finite(piece + i);
+                    for (size_t i = end - kPageTokens * 4; i < end; i += 4) clear_unless_finite(piece + i);
             }
         });
     }
 
   private:
-    static void make_finite(uint8_t* p) {
+    static void clear_unless_finite(uint8_t* p) {
         float x;
         std::memcpy(&x, p, 4);
         if (!std::isfinite(x)) std::memset(p, 0, 4);
