@@ -16,15 +16,23 @@ constexpr int kChunkPages = 4;
 constexpr int kChunkTokens = kPageTokens * kChunkPages;
 static_assert(kPartTokens % kChunkTokens == 0, "parts are of whole chunks");
 
-// Rows that are computed together, and columns (in vectors of sixteen) that as many rows leave registers for.
+// Rows that are computed together, and columns (in vectors of sixteen) that as many rows leave registers for: fewer where
+// words are taken apart first. And up to how many rows what is read next is asked for early: with few rows, waiting for memory
+// is what takes time. A prototype on AVX-512 lost by that where blocks lie in order, which the block pool sees to.
 #if defined(__AVX512F__)
-constexpr int kMostRows = 8;
+constexpr int kMostRows = 8, kRowsToPrefetchFor = 0;
+template <class Words>
 constexpr int columns_beside(int rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
 #elif defined(__AVX2__)
-constexpr int kMostRows = 6;
-constexpr int columns_beside(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int kMostRows = 6, kRowsToPrefetchFor = 4;
+template <class Words>
+constexpr int columns_beside(int rows) {
+    if (Words::kParts == 1) return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    return rows == 1 ? (Words::kParts == 2 ? 4 : 2) : rows == 2 ? 2 : 1;
+}
 #else
-constexpr int kMostRows = 4;
+constexpr int kMostRows = 4, kRowsToPrefetchFor = 0;
+template <class Words>
 constexpr int columns_beside(int) { return 1; }
 #endif
 // From so many rows on, pages are turned into float32 once instead of once for each kMostRows rows.
@@ -47,10 +55,10 @@ static INLINE void in_pieces(int first, int end, What what) {
     }
 }
 
-// scores[r][page * 16 ..]: R rows against kPages pages of keys.
+// scores[r][page * 16 ..]: R rows against kPages pages of keys. `ahead`: pages to be read next, or null.
 template <class Words, int R, int kPages>
-static void score_pages(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages, int key_dim,
-                        float* scores) {
+static void score_pages(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages,
+                        const uint8_t* const* ahead, int key_dim, float* scores) {
     F sum[R][kPages];
     UNROLL for (int r = 0; r < R; ++r) {
         UNROLL for (int p = 0; p < kPages; ++p) sum[r][p] = zero();
@@ -60,6 +68,7 @@ static void score_pages(const typename Words::Row* q, size_t q_stride, const uin
     for (int d = 0; d < key_dim; q += Words::kParts * Words::kElements, d += Words::kParts * Words::kElements) {
         UNROLL for (int p = 0; p < kPages; ++p) {
             const I words = load_words(keys[p]);
+            if (R <= kRowsToPrefetchFor) prefetch(ahead[p] + (keys[p] - pages[p]));
             keys[p] += 64;
             UNROLL for (int i = 0; i < Words::kParts; ++i) {
                 const typename Words::Operand k = Words::part(words, i);
@@ -76,7 +85,8 @@ static void score_pages(const typename Words::Row* q, size_t q_stride, const uin
 // totals[r][dims] = totals[r][dims] * corrections[r] + weights[r] . values, for R rows and kVectors * 16 dimensions.
 template <class Words, int R, int kVectors>
 static void sum_values(const typename Words::Row* weights, const uint8_t* const* pages, int num_pages, int value_dim,
-                       int first_dim, const float* corrections, float* totals, size_t stride) {
+                       int first_dim, const uint8_t* const* ahead, const float* corrections, float* totals,
+                       size_t stride) {
     F total[R][kVectors];
     UNROLL for (int r = 0; r < R; ++r) {
         UNROLL for (int v = 0; v < kVectors; ++v)
@@ -89,6 +99,7 @@ static void sum_values(const typename Words::Row* weights, const uint8_t* const*
         for (int t = 0; t < kPageTokens; t += kTogether, w += kTogether, values += size_t(value_dim) * 4) {
             UNROLL for (int v = 0; v < kVectors; ++v) {
                 const I words = load_words(values + v * 64);
+                if (R <= kRowsToPrefetchFor) prefetch(ahead[p] + (values - pages[p]) + v * 64);
                 UNROLL for (int i = 0; i < Words::kParts; ++i) {
                     const typename Words::Operand column = Words::part(words, i);
                     UNROLL for (int r = 0; r < R; ++r)
@@ -103,52 +114,90 @@ static void sum_values(const typename Words::Row* weights, const uint8_t* const*
 }
 
 template <class Words, int R>
-static INLINE void score_rows(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages, int num_pages,
-                              int key_dim, float* scores) {
-    constexpr int kTogether = columns_beside(R);
+static INLINE void score_rows(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages,
+                              const uint8_t* const* ahead, int num_pages, int key_dim, float* scores) {
+    constexpr int kTogether = columns_beside<Words>(R);
     int p = 0;
     for (; p + kTogether <= num_pages; p += kTogether)
-        score_pages<Words, R, kTogether>(q, q_stride, pages + p, key_dim, scores + p * kPageTokens);
-    for (; p < num_pages; ++p) score_pages<Words, R, 1>(q, q_stride, pages + p, key_dim, scores + p * kPageTokens);
+        score_pages<Words, R, kTogether>(q, q_stride, pages + p, ahead + p, key_dim, scores + p * kPageTokens);
+    for (; p < num_pages; ++p) score_pages<Words, R, 1>(q, q_stride, pages + p, ahead + p, key_dim, scores + p * kPageTokens);
 }
 
 template <class Words, int R>
-static INLINE void sum_rows(const typename Words::Row* weights, const uint8_t* const* pages, int num_pages, int value_dim,
-                            const float* corrections, float* totals, size_t stride) {
-    constexpr int kTogether = columns_beside(R);
+static INLINE void sum_rows(const typename Words::Row* weights, const uint8_t* const* pages, const uint8_t* const* ahead,
+                            int num_pages, int value_dim, const float* corrections, float* totals, size_t stride) {
+    constexpr int kTogether = columns_beside<Words>(R);
     int d = 0;
     for (; d + kTogether * 16 <= value_dim; d += kTogether * 16)
-        sum_values<Words, R, kTogether>(weights, pages, num_pages, value_dim, d, corrections, totals, stride);
+        sum_values<Words, R, kTogether>(weights, pages, num_pages, value_dim, d, ahead, corrections, totals, stride);
     for (; d < value_dim; d += 16)
-        sum_values<Words, R, 1>(weights, pages, num_pages, value_dim, d, corrections, totals, stride);
+        sum_values<Words, R, 1>(weights, pages, num_pages, value_dim, d, ahead, corrections, totals, stride);
 }
 
 template <class Words>
-static void score_all(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages, int num_pages, int key_dim,
-                      int first, int end, float* scores) {
+static void score_all(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages,
+                      const uint8_t* const* ahead, int num_pages, int key_dim, int first, int end, float* scores) {
     in_pieces(first, end, [&](int row, auto R) {
-        score_rows<Words, R.value>(q + row * q_stride, q_stride, pages, num_pages, key_dim, scores + row * kChunkTokens);
+        score_rows<Words, R.value>(q + row * q_stride, q_stride, pages, ahead, num_pages, key_dim, scores + row * kChunkTokens);
     });
 }
 
 template <class Words>
-static void sum_all(const typename Words::Row* weights, const uint8_t* const* pages, int num_pages, int value_dim, int first,
-                    int end, const float* corrections, float* totals, size_t stride) {
+static void sum_all(const typename Words::Row* weights, const uint8_t* const* pages, const uint8_t* const* ahead,
+                    int num_pages, int value_dim, int first, int end, const float* corrections, float* totals, size_t stride) {
     in_pieces(first, end, [&](int row, auto R) {
-        sum_rows<Words, R.value>(weights + row * kChunkTokens, pages, num_pages, value_dim, corrections + row,
+        sum_rows<Words, R.value>(weights + row * kChunkTokens, pages, ahead, num_pages, value_dim, corrections + row,
                                  totals + row * stride, stride);
     });
 }
 
-static INLINE void to_rows(const float* x, int n, float* out) { std::memcpy(out, x, size_t(n) * 4); }
-static INLINE void to_rows(const float* x, int n, uint16_t* out) {
+static INLINE void to_row(F x, float* out) { store(out, x); }
+static INLINE void to_row(F x, uint16_t* out) {
 #if defined(__AVX512BF16__)
-    for (int i = 0; i < n; i += 16) {
-        const __mmask16 lanes = n - i >= 16 ? __mmask16(0xFFFF) : __mmask16((1u << (n - i)) - 1);
-        _mm256_mask_storeu_epi16(out + i, lanes, (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(lanes, x + i)));
-    }
+    _mm256_storeu_si256((__m256i*)out, (__m256i)_mm512_cvtneps_pbh(x.v));
 #else
-    for (int i = 0; i < n; ++i) out[i] = float_to_bf16(x[i]);
+    float lanes[16];
+    store(lanes, x);
+    for (int i = 0; i < 16; ++i) out[i] = float_to_bf16(lanes[i]);
+#endif
+}
+
+// Lanes [first, end) of x, and minus infinity elsewhere; either may lie outside 0 to 16.
+static INLINE F only_between(F x, int first, int end) {
+#if defined(__AVX512F__)
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __mmask16 inside = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(first)) &
+                             _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
+    return {_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), inside, x.v)};
+#else
+    const Int8x32 lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    const Float8 nothing = broadcast8(-INFINITY);
+    return {(lane >= first) & (lane < end) ? x.a : nothing, (lane + 8 >= first) & (lane + 8 < end) ? x.b : nothing};
+#endif
+}
+
+// 2^x for x <= 0, to about two units in the last place; 1 at 0, and 0 below -126, so that what is masked vanishes. What is
+// not a number stays so. Softmax in base 2 (scores are multiplied with log2 e) spares a reduction with two constants.
+constexpr float kLog2OfE = 1.44269504088896341f;
+static INLINE F exp2_of_negative(F x) {
+    const F clamped = max(set1(-126.0f), x);
+    const F n = round_nearest(clamped), r = clamped - n;
+    F p = fma(set1(0.0013264727f), r, set1(0.009671513f));
+    p = fma(p, r, set1(0.055507336f));
+    p = fma(p, r, set1(0.24022242f));
+    p = fma(p, r, set1(0.693147f));
+    p = fma(p, r, set1(1.0f));
+    return zero_where_below(x, -126.0f, times_power_of_two(p, n));
+}
+
+static INLINE float greatest_lane(F x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256 h = _mm256_max_ps((__m256)x.a, (__m256)x.b);
+    const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+#else
+    return max_of_lanes(x);
 #endif
 }
 
@@ -163,7 +212,7 @@ static size_t attention_sums(const AttentionView& a) { return size_t(most_rows(a
 
 static size_t part_scratch(const AttentionView& a) {
     const size_t rows = size_t(most_rows(a) + 15) / 16 * 16;
-    return rows * (2 * kChunkTokens + size_t(a.key_dim) + 16 + 3) + size_t(kChunkTokens) * size_t(a.key_dim + a.value_dim);
+    return rows * (2 * kChunkTokens + size_t(a.key_dim) + 16 + 3) + 16 + size_t(kChunkTokens) * size_t(a.key_dim + a.value_dim);
 }
 
 static size_t attention_scratch(const AttentionView& a) { return part_scratch(a) + 2 * attention_sums(a); }
@@ -190,8 +239,11 @@ static void attend_part(const AttentionView& a, const AttentionTile& tile, int k
     for (int row = 0; row < num_rows; ++row) {
         const size_t token = size_t(tile.first_row + row / group);
         Row* query = queries + row * q_stride;
-        to_rows(q + token * width + size_t(kv_head * group + row % group) * a.head_dim, a.head_dim, query);
-        for (int d = a.head_dim; d < a.key_dim; ++d) query[d] = 0;
+        const float* from = q + token * width + size_t(kv_head * group + row % group) * a.head_dim;
+        for (int d = 0; d < a.head_dim; d += 16) {
+            const int n = std::min(16, a.head_dim - d);
+            to_row(n == 16 ? load(from + d) : load_n(from + d, n), query + d);  // zeros beyond; the next row begins there
+        }
         std::memset(sums + row * stride, 0, size_t(a.value_dim) * 4);
     }
 
@@ -200,7 +252,7 @@ static void attend_part(const AttentionView& a, const AttentionTile& tile, int k
     const uint8_t* keys = a.keys + a.key_head() * size_t(kv_head);
     const uint8_t* values = a.values + a.value_head() * size_t(kv_head);
     const int pages_per_block = a.block_size / kPageTokens;
-    const F scale = set1(a.scale * Words::kUnit);
+    const F scale = set1(a.softcap != 0.0f ? a.scale * Words::kUnit : a.scale * Words::kUnit * kLog2OfE);
 
     for (int start = first_seen / kChunkTokens * kChunkTokens; start <= last; start += kChunkTokens) {
         const uint8_t *key_pages[kChunkPages], *value_pages[kChunkPages];
@@ -214,6 +266,13 @@ static void attend_part(const AttentionView& a, const AttentionTile& tile, int k
             value_pages[p] = values + a.value_page() * page;
             key_scales[p] = (const float*)(key_pages[p] + size_t(a.key_dim) * kPageTokens);
             value_scales[p] = (const float*)(value_pages[p] + size_t(a.value_dim) * kPageTokens);
+        }
+        const uint8_t* next_pages[kChunkPages];
+        for (int p = 0; p < num_pages; ++p) {  // of keys, in the next chunk
+            const int token_page = std::min(start / kPageTokens + kChunkPages + p, last / kPageTokens);
+            const size_t page = size_t(tile.block_ids[token_page / pages_per_block]) * size_t(pages_per_block) +
+                                size_t(token_page % pages_per_block);
+            next_pages[p] = keys + a.key_page() * page;
         }
         // The rows that see any of this chunk: not those before it, nor those whose window begins behind it.
         const int first_token = std::max(0, start - tile.position);
@@ -229,41 +288,46 @@ static void attend_part(const AttentionView& a, const AttentionTile& tile, int k
                     expand_keys<Words>(key_pages[p], a.key_dim, page);
                     key_pages[p] = (const uint8_t*)page;
                 }
-                score_all<FloatWords>(queries, q_stride, key_pages, num_pages, a.key_dim, first, end, scores);
+                score_all<FloatWords>(queries, q_stride, key_pages, value_pages, num_pages, a.key_dim, first, end, scores);
             }
         }
-        if (!expands) score_all<Words>(queries, q_stride, key_pages, num_pages, a.key_dim, first, end, scores);
+        if (!expands) score_all<Words>(queries, q_stride, key_pages, value_pages, num_pages, a.key_dim, first, end, scores);
 
+        F factors[kChunkPages], value_factors[kChunkPages];
+        for (int p = 0; p < num_pages; ++p) {
+            factors[p] = Words::kHasScales ? load(key_scales[p]) * scale : scale;
+            if (Words::kHasScales) value_factors[p] = load(value_scales[p]) * set1(Words::kUnit);
+        }
+        // Whether every row sees all of these pages.
+        const bool sees_all = start + num_pages * kPageTokens <= tile.position + 1 &&
+                              (!a.window || tile.position + tile.num_rows - a.window <= start);
         for (int row = first; row < end; ++row) {
-            const int position = tile.position + row / group;
-            const int unmasked = a.window ? std::max(0, position - a.window + 1) : 0;
+            float* at = scores + row * kChunkTokens;
             F best = set1(greatest[row]);
             for (int p = 0; p < num_pages; ++p) {
-                const int page_start = start + p * kPageTokens;
-                float* at = scores + row * kChunkTokens + p * kPageTokens;
-                F s = load(at) * (Words::kHasScales ? load(key_scales[p]) * scale : scale);
-                if (a.softcap != 0.0f) s = set1(a.softcap) * tanh(s / set1(a.softcap));
-                const int from = std::min(16, std::max(0, unmasked - page_start));
-                const int to = std::max(0, std::min(16, position + 1 - page_start));
-                if (from > 0 || to < 16) s = outside_to_minus_infinity(s, from, to);
-                store(at, s);
+                F s = load(at + p * kPageTokens) * factors[p];
+                if (a.softcap != 0.0f) s = set1(a.softcap * kLog2OfE) * tanh(s / set1(a.softcap));
+                if (!sees_all) {
+                    const int position = tile.position + row / group, page_start = start + p * kPageTokens;
+                    s = only_between(s, a.window ? position - a.window + 1 - page_start : 0, position + 1 - page_start);
+                }
+                store(at + p * kPageTokens, s);
                 best = max(best, s);
             }
-            highest[row] = max_of_lanes(best);
+            highest[row] = greatest_lane(best);
         }
-        for (int row = first / 16 * 16; row < end; row += 16)  // rows that see nothing here keep theirs: exp(0) is 1
-            store(corrections + row, exp(load(greatest + row) - load(highest + row)));
+        for (int row = first / 16 * 16; row < end; row += 16)  // rows that see nothing here keep theirs: 2^0 is 1
+            store(corrections + row, exp2_of_negative(load(greatest + row) - load(highest + row)));
         for (int row = first; row < end; ++row) {
             const F shift = set1(highest[row]);
-            alignas(64) float weight[kChunkTokens];
+            const float* at = scores + row * kChunkTokens;
             F norm = load(norms + row * 16) * set1(corrections[row]);
             for (int p = 0; p < num_pages; ++p) {
-                const F w = exp(load(scores + row * kChunkTokens + p * kPageTokens) - shift);
+                const F w = exp2_of_negative(load(at + p * kPageTokens) - shift);
                 norm = norm + w;
-                store(weight + p * kPageTokens, Words::kHasScales ? w * (load(value_scales[p]) * set1(Words::kUnit)) : w);
+                to_row(Words::kHasScales ? w * value_factors[p] : w, weights + row * kChunkTokens + p * kPageTokens);
             }
             store(norms + row * 16, norm);
-            to_rows(weight, num_pages * kPageTokens, weights + row * kChunkTokens);
             greatest[row] = highest[row];
         }
 
@@ -274,10 +338,10 @@ static void attend_part(const AttentionView& a, const AttentionTile& tile, int k
                     expand_values<Words>(value_pages[p], a.value_dim, page);
                     value_pages[p] = (const uint8_t*)page;
                 }
-                sum_all<FloatWords>(weights, value_pages, num_pages, a.value_dim, first, end, corrections, sums, stride);
+                sum_all<FloatWords>(weights, value_pages, next_pages, num_pages, a.value_dim, first, end, corrections, sums, stride);
             }
         }
-        if (!expands) sum_all<Words>(weights, value_pages, num_pages, a.value_dim, first, end, corrections, sums, stride);
+        if (!expands) sum_all<Words>(weights, value_pages, next_pages, num_pages, a.value_dim, first, end, corrections, sums, stride);
     }
     for (int row = 0; row < num_rows; ++row) {
         sums[row * stride + size_t(a.value_dim)] = greatest[row];
@@ -314,7 +378,7 @@ static void join_part(const AttentionView& a, const AttentionTile& tile, int par
             continue;
         }
         const F highest = max(set1(mine[dim]), set1(other[dim]));
-        const F correction = exp(set1(mine[dim]) - highest), weight = exp(set1(other[dim]) - highest);
+        const F correction = exp2_of_negative(set1(mine[dim]) - highest), weight = exp2_of_negative(set1(other[dim]) - highest);
         for (size_t d = 0; d < dim; d += 16) store(mine + d, load(mine + d) * correction + load(other + d) * weight);
         float two[16];
         store(two, set1(mine[dim + 1]) * correction + set1(other[dim + 1]) * weight);
