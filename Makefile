@@ -20,7 +20,7 @@ say = printf '\033[1m==> %s\033[0m\n' "$(1)"
 fail = { printf 'make: %s\n' "$(1)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all check bench docs clean
+.PHONY: help setup serve test test-all check bench sanitize docs clean
 
 help: ## show this
 	@echo "Headrace: the commands"
@@ -52,6 +52,9 @@ bench: $(HAS_ALL) ## run the benchmarks; results go to benchmarks/results/
 	@for name in $$(grep -l '__main__' benchmarks/*.py | xargs -n 1 basename | sed 's/\.py$$//'); do \
 		$(call say,$$name); $(PYTHON) -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
+
+sanitize: $(HAS_ALL) ## the native kernels' tests under ASan and UBSan, from a build of their own
+	@native/sanitize.sh $(PYTHON) $(ARGS)
 
 docs: $(HAS_ALL) ## check that the documents tell the truth: links, files, commands
 	@$(VENV)/bin/pytest -q tests/tidy $(ARGS)

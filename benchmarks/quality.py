@@ -1,5 +1,5 @@
 """What each format of weights and of the KV cache costs in quality: perplexity on a text and minimal pairs (BLiMP) told
-apart, beside float32 throughout, on the same numbers. The checkpoint's own 4-bit weights, dequantised, are what float32 means here.
+apart, beside float32 throughout. The checkpoint's own 4-bit weights, dequantised, are what float32 means here.
 
 A run that was stopped goes on where it was: each format's figures are kept in a file as soon as they are there.
 """
