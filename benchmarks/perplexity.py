@@ -58,7 +58,7 @@ class Scorer:
             )
             logits = np.array(self._decoder(batch, self._cache.layers), np.float32)
         logits -= logits.max(axis=-1, keepdims=True)
-        logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True, dtype=np.float64)).astype(np.float32)
+        logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         return logits
 
 

@@ -39,15 +39,13 @@ class Format:
 REFERENCE = Format("weights F32", "none")
 FORMATS = (
     REFERENCE,
-    Format("weights BF16, rows BF16", "none", dtype="bfloat16"),
-    Format("weights Q8_0", "q8_0"),
     Format("weights Q4_1, as shipped"),
-    Format("weights Q4_0", "q4_0"),
-    Format("weights F32, KV bfloat16", "none", "bfloat16"),
-    Format("weights F32, KV int8", "none", "int8"),
-    Format("weights F32, KV fp8_e4m3", "none", "fp8_e4m3"),
     Format("weights Q4_1, KV bfloat16", "auto", "bfloat16"),
     Format("weights Q4_1, KV int8", "auto", "int8"),
+    Format("weights Q4_1, KV fp8_e4m3", "auto", "fp8_e4m3"),
+    Format("weights Q8_0", "q8_0"),
+    Format("weights Q4_0", "q4_0"),
+    Format("weights BF16, rows and KV BF16", "none", "bfloat16", dtype="bfloat16"),
 )
 
 

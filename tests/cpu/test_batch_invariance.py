@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def checkpoint(folder: Path) -> Path:
         }.items():  # fmt: skip
             shapes[f"model.layers.{layer}.{name}"] = shape
     tensors: dict[str, Array] = {
-        f"{name}.weight": rng.standard_normal(shape).astype(np.float32) / 4 for name, shape in shapes.items()
+        f"{name}.weight": (rng.standard_normal(shape) / 4).astype(np.float32) for name, shape in shapes.items()
     }
     norms = ["model.norm", *(f"model.layers.{i}.{n}_layernorm" for i in range(2) for n in ("input", "post_attention"))]
     return write_folder(folder, CONFIG, tensors | {f"{name}.weight": np.ones(96, np.float32) for name in norms})
@@ -60,8 +61,9 @@ def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Engine:
-    def __init__(self, worker: Worker, **limits: object) -> None:
-        self.driver = EngineDriver(worker, **{"num_blocks": NUM_BLOCKS, "max_num_batched_tokens": 512, **limits})
+    def __init__(self, worker: Worker, **limits: Any) -> None:
+        settings: dict[str, Any] = {"num_blocks": NUM_BLOCKS, "max_num_batched_tokens": 512, **limits}
+        self.driver = EngineDriver(worker, **settings)
 
     def add(self, name: str, prompt: list[int], *, num_tokens: int = NUM_TOKENS) -> None:
         sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=3)
@@ -119,7 +121,7 @@ def test_from_a_beginning_that_another_has_computed(worker: Worker, alone: Score
 
 
 def test_after_a_preemption(worker: Worker, alone: Scores) -> None:
-    limits = {"max_model_len": 640, "num_blocks": 44, "max_num_batched_tokens": 64, "max_tokens_per_prompt_chunk": 32}
+    limits: dict[str, Any] = {"max_model_len": 640, "num_blocks": 44, "max_num_batched_tokens": 64, "max_tokens_per_prompt_chunk": 32}
     engine = Engine(worker, enable_prefix_caching=False, **limits)
     for i in range(3):
         engine.add(f"elder {i}", [3 + i, 5, 9], num_tokens=120)

@@ -70,7 +70,7 @@ class BlockPool:
         `after`: the block that will come before them, if any; they are its neighbours where that can be.
         """
         assert count <= self.num_available, f"asked for {count} blocks of {self.num_available}"
-        taken = []
+        taken: list[BlockId] = []
         while len(taken) < count and self._num_free:
             after = self._take_free(after)
             taken.append(after)

@@ -45,7 +45,7 @@ def requantized(tensor: HostTensor, storage: str) -> HostTensor:
     if tensor.storage == storage:
         return tensor
     data = quantize(storage, dequantize(tensor.storage, tensor.data, tensor.shape), name=tensor.name)
-    return replace(tensor, storage=storage, data=memoryview(data))
+    return replace(tensor, storage=storage, data=memoryview(data.data))
 
 
 def _stored(tensor: HostTensor, kernels: frozenset[str], otherwise: str) -> tuple[str, npt.NDArray[np.uint8]]:
