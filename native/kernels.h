@@ -141,7 +141,13 @@ struct Kernels {
     void (*attention_part)(const AttentionView&, const AttentionTile&, int kv_head, int part, const float* q, float* sums,
                            float* scratch);
     void (*join_parts)(const AttentionView&, const AttentionTile&, int kv_head, float* sums, float* out);
+
+    // Sampling: see sampling_rows.h.
+    int64_t (*greatest)(const float* row, int64_t size);
+    double (*weigh)(const float* row, int64_t size, float greatest, float temperature, float* weights, double* stretches);
 };
+
+constexpr int kStretch = 512;  // tokens of a row of logits whose weights are summed together
 
 constexpr int kAttentionRows = 16;  // tokens of one sequence that attend together
 

@@ -121,7 +121,12 @@ def test_from_a_beginning_that_another_has_computed(worker: Worker, alone: Score
 
 
 def test_after_a_preemption(worker: Worker, alone: Scores) -> None:
-    limits: dict[str, Any] = {"max_model_len": 640, "num_blocks": 44, "max_num_batched_tokens": 64, "max_tokens_per_prompt_chunk": 32}
+    limits: dict[str, Any] = {
+        "max_model_len": 640,
+        "num_blocks": 44,
+        "max_num_batched_tokens": 64,
+        "max_tokens_per_prompt_chunk": 32,
+    }
     engine = Engine(worker, enable_prefix_caching=False, **limits)
     for i in range(3):
         engine.add(f"elder {i}", [3 + i, 5, 9], num_tokens=120)

@@ -135,9 +135,7 @@ def test_batch_invariance_is_promised_on_the_cpu_and_refused_on_a_gpu() -> None:
 def test_an_attention_backend_is_part_of_its_ops() -> None:
     assert choose_with(attention_backend="torch").name == "torch"
     assert choose_with(attention_backend="native", dtype="float32").name == "native"
-    with pytest.raises(
-        ConfigurationError, match="attention_backend torch is part of ops torch, but ops native"
-    ):
+    with pytest.raises(ConfigurationError, match="attention_backend torch is part of ops torch, but ops native"):
         choose_with("native", attention_backend="torch")
 
 

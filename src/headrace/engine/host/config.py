@@ -49,6 +49,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Refuse to start where a row's bits might depend on the rows computed beside it."""
     num_threads: int = 0
     """Threads that compute on the CPU; 0 takes one per physical core that this process may use."""
+    enforce_eager: bool = False
+    """Calls the model's operations one by one in every step, instead of replaying a recording of them."""
     max_model_len: int = 0
     """Most tokens of one sequence; 0 is the model's own length, -1 the most that fits."""
     block_size: int = 16
