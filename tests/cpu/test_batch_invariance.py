@@ -133,3 +133,14 @@ def test_after_a_preemption(worker: Worker, alone: Scores) -> None:
     engine.add("target", TARGET)
     assert engine.scores_of_target() == alone
     assert engine.driver.core.stats().num_preemptions > 0, "the pool was too large to make the point"
+
+
+def test_another_format_of_weights_or_cache_is_another_execution(worker: Worker) -> None:
+    digests = {worker.identity.digest()}
+    for quantization, kv_dtype in (("none", "int8"), ("q8_0", "float32")):
+        config = WorkerConfig(
+            model_path=worker.config.model_path, ops="native", dtype="float32", device="cpu",
+            quantization=quantization, kv_cache_dtype=kv_dtype, num_threads=1,
+        )  # fmt: skip
+        digests.add(Worker(config, lambda *_: None).identity.digest())
+    assert len(digests) == 3

@@ -126,9 +126,10 @@ class Worker:
         digest = self.checkpoint.digest
         if any(rope.scaling in (RopeScaling.DYNAMIC, RopeScaling.LONGROPE) for rope in self.spec.ropes):
             digest = f"{digest}/max_model_len={self.max_model_len}"  # it decides the rotary frequencies
+        quantization = self.config.quantization
         return ExecutionIdentity(
             model_digest=digest,
-            weight_dtype=f"{self.dtype}/{self.config.quantization}",
+            weight_dtype=self.dtype if quantization == "auto" else f"{self.dtype}/{quantization}",
             kv_dtype=self._ops.kv_dtype,
             processor=self._ops.processor,
         )
@@ -162,9 +163,8 @@ class Worker:
             windows = tuple(dict.fromkeys(layer.window for layer in self.spec.layers))  # distinct, in order
             self._runner = ModelRunner(self._ops, graph, cache, self._sampler, block_size=block_size, windows=windows)
         size = format_bytes(num_blocks * self.kv_bytes_per_block)
-        self._phase(
-            "allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens in {self._ops.kv_dtype}, {size}"
-        )
+        places = f"{num_blocks} blocks of {block_size} tokens"
+        self._phase("allocate_kv_cache", began, f"{places}, {size} in {self._ops.kv_dtype}")
 
     def enforce_forms(self, masks: Masks) -> None:
         """From now on answers may have a form. `masks` knows the vocabulary, which a worker does not."""

@@ -22,7 +22,7 @@ from headrace.engine.ops.protocol import AttentionShape, Forward, QKNorm, Sequen
 from headrace.engine.ops.storage import QUANTIZATIONS
 from headrace.specs.model import Activation
 
-VERSION = 1
+VERSION = 2
 """Goes up whenever a kernel's results may change."""
 
 KERNEL_FORMATS = frozenset({"Q4_0", "Q4_1", "Q8_0", "BF16", "F32"})
