@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--num-compared", type=int, default=2, help="windows whose probabilities are compared as a whole")
     parser.add_argument("--pairs-per-paradigm", type=int, default=6)
     parser.add_argument("--kept", type=Path, default=Path("build/quality.json"), help="figures so far; delete to start anew")
+    parser.add_argument("--report-only", action="store_true", help="write down what is kept, complete or not")
     options = parser.parse_args()
     path = smollm2_path()
     tokenizer = load_tokenizer(path)
@@ -78,32 +79,37 @@ def main() -> None:
     if options.kept.exists():
         document = json.loads(options.kept.read_text())
         kept = document["figures"] if document["asked"] == asked else {}
-    compared: list[npt.NDArray[np.float32]] = []
-    for form in FORMATS:
-        if form.name in kept and form is not REFERENCE:
-            continue
-        if form is REFERENCE and all(each.name in kept for each in FORMATS):
-            continue
-        ops = NativeOps(
-            dtype=form.dtype, num_threads=num_compute_threads(), kv_dtype=form.kv_dtype, quantization=form.quantization
-        )
-        scorer = Scorer(path, ops, max_tokens=2 * _STEP_TOKENS)
-        if form is REFERENCE:
-            compared = [scorer.log_probabilities([window]) for window in windows[: options.num_compared]]
-            if form.name in kept:
-                continue
-        kept[form.name] = _measure(form.name, scorer, windows, pairs, compared)
+
+    if options.report_only:
+        _report(kept, num_tokens=len(ids), num_pairs=len(pairs))
+        return
+
+    def keep(form: Format, figures: dict[str, float]) -> None:
+        kept.setdefault(form.name, {}).update(figures)
         options.kept.parent.mkdir(exist_ok=True)
         options.kept.write_text(json.dumps({"asked": asked, "figures": kept}, indent=1))
+
+    without_text = [form for form in FORMATS if "perplexity" not in kept.get(form.name, {})]
+    if without_text:
+        reference = _scorer(path, REFERENCE)
+        compared = [reference.log_probabilities([window]) for window in windows[: options.num_compared]]
+        for form in without_text:
+            keep(form, _read_text(form.name, _scorer(path, form), windows, compared))
+    for form in FORMATS:
+        if "blimp" not in kept[form.name]:
+            keep(form, _tell_apart(form.name, _scorer(path, form), pairs))
     _report(kept, num_tokens=len(ids), num_pairs=len(pairs))
 
 
-def _measure(
-    name: str,
-    scorer: Scorer,
-    windows: Sequence[list[int]],
-    pairs: Sequence[Pair],
-    compared: Sequence[npt.NDArray[np.float32]],
+def _scorer(path: Path, form: Format) -> Scorer:
+    ops = NativeOps(
+        dtype=form.dtype, num_threads=num_compute_threads(), kv_dtype=form.kv_dtype, quantization=form.quantization
+    )
+    return Scorer(path, ops, max_tokens=2 * _STEP_TOKENS)
+
+
+def _read_text(
+    name: str, scorer: Scorer, windows: Sequence[list[int]], compared: Sequence[npt.NDArray[np.float32]]
 ) -> dict[str, float]:
     losses, divergences, agreements = [], [], []
     for i, window in enumerate(track(windows, description=f"{name}: text")):
@@ -112,16 +118,19 @@ def _measure(
         if i < len(compared):
             divergences.append(divergence(compared[i], ours))
             agreements.append(agreement(compared[i], ours))
-    num_right, batches = 0, list(_batches(pairs))
-    for batch in track(batches, description=f"{name}: pairs"):
-        scores = _sentence_scores(scorer, [ids for pair in batch for ids in (pair.good, pair.bad)])
-        num_right += sum(good > bad for good, bad in zip(scores[::2], scores[1::2], strict=True))
     return {
         "perplexity": math.exp(sum(losses) / len(losses)),
         "divergence": sum(divergences) / len(divergences),
         "agreement": sum(agreements) / len(agreements),
-        "blimp": num_right / len(pairs),
     }
+
+
+def _tell_apart(name: str, scorer: Scorer, pairs: Sequence[Pair]) -> dict[str, float]:
+    num_right = 0
+    for batch in track(list(_batches(pairs)), description=f"{name}: pairs"):
+        scores = _sentence_scores(scorer, [ids for pair in batch for ids in (pair.good, pair.bad)])
+        num_right += sum(good > bad for good, bad in zip(scores[::2], scores[1::2], strict=True))
+    return {"blimp": num_right / len(pairs)}
 
 
 def _sentence_scores(scorer: Scorer, sentences: Sequence[list[int]]) -> list[float]:
@@ -173,11 +182,12 @@ def _report(kept: dict[str, dict[str, float]], *, num_tokens: int, num_pairs: in
         "agreement": "same most probable token as float32",
         "blimp": "pairs told apart",
     }
-    for form in FORMATS:
+    measured = [form for form in FORMATS if form.name in kept]
+    for form in measured:
         for key, value in kept[form.name].items():
             result.figures.append(Figure(f"{form.name}: {names[key]}", units[key], (value,)))
     best = kept[REFERENCE.name]["perplexity"]
-    for form in FORMATS[1:]:
+    for form in measured[1:]:
         ratio = kept[form.name]["perplexity"] / best
         result.targets.append(Target(f"{form.name}: perplexity within 2% of float32", ratio, "x", ratio < 1.02))
     result.save()
@@ -195,11 +205,10 @@ def _page(kept: dict[str, dict[str, float]], what: str) -> str:
         "| format | perplexity | divergence from F32, nats | same first token | BLiMP |",
         "|---|---|---|---|---|",
     ]
-    for form in FORMATS:
+    for form in (form for form in FORMATS if form.name in kept):
         f = kept[form.name]
-        lines.append(
-            f"| {form.name} | {f['perplexity']:.3f} | {f['divergence']:.5f} | {f['agreement']:.1%} | {f['blimp']:.1%} |"
-        )
+        blimp = f"{f['blimp']:.1%}" if "blimp" in f else "not measured"
+        lines.append(f"| {form.name} | {f['perplexity']:.3f} | {f['divergence']:.5f} | {f['agreement']:.1%} | {blimp} |")
     return "\n".join(lines) + "\n"
 
 

@@ -95,6 +95,13 @@ def test_native_holds_keys_and_values_as_told(kv_dtype: str) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
+def test_where_nobody_says_keys_and_values_are_held_in_bfloat16_and_all_else_in_float32() -> None:
+    ops = choose_with().make(1)
+    assert (ops.kv_dtype, ops.dtype) == ("bfloat16", "float32")
+    assert choose_with("native", dtype="float32").make(1).kv_dtype == "float32"
+
+
+@pytest.mark.usefixtures("kernels")
 def test_fp8_is_e4m3() -> None:
     assert choose_with(kv_cache_dtype="fp8").make(1).kv_dtype == "fp8_e4m3"
 
