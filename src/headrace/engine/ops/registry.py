@@ -92,8 +92,8 @@ _KEPT_AS_STORED = frozenset({"Q4_0", "Q4_1", "Q8_0"})
 _PAGE_TOKENS = 16
 
 NATIVE_KV_DTYPE = "bfloat16"
-"""What the native kernels hold keys and values in where nobody says: half of float32's memory, nearly twice its speed over long
-contexts, at a cost in quality that drowns in that of the quantised products (docs/decisions/0013-kv-formats.md)."""
+"""What the native kernels hold keys and values in where nobody says: half of float32's memory, nearly twice as fast over
+long contexts, at a cost in quality that drowns in that of the quantised products (docs/decisions/0013-kv-formats.md)."""
 
 
 @dataclass(frozen=True, slots=True)
