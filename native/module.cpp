@@ -17,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ceilings.h"
 #include "machine.h"
 #include "sampling.h"
 #include "tape.h"
@@ -347,6 +348,8 @@ NB_MODULE(_kernels, m) {
     using namespace headrace;
     nb::set_leak_warnings(false);  // a process that ends while it serves is no leak
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });
+    m.def("read_rate", &read_rate, nb::call_guard<nb::gil_scoped_release>());
+    m.def("operation_rate", &operation_rate, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Value>(m, "Tensor")
         .def_prop_ro("shape", [](const Value& v) { return std::make_pair(v.matrix().rows, v.matrix().columns); })
         .def_prop_ro("is_recorded", [](const Value& v) { return v.number >= 0; })

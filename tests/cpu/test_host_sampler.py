@@ -11,7 +11,8 @@ from tests.cpu.test_sampler import sequence
 
 pytest.importorskip("headrace.engine.ops.native._kernels", reason="the native kernels were not built here")
 
-from headrace.engine.mind.step import SampledToken
+from headrace.engine.mind.sampling_params import BeamSearch
+from headrace.engine.mind.step import BeamCandidates, SampledToken
 from headrace.engine.ops.native.ops import NativeOps
 from headrace.engine.worker.host_sampler import HostSampler
 from headrace.engine.worker.running_sequence import NOT_FINITE
@@ -55,6 +56,27 @@ def test_both_samplers_choose_and_tell_the_same(parameters: dict[str, Any], voca
     assert ours.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-4)
     assert ours.logprobs.top_token_ids == theirs.logprobs.top_token_ids
     assert ours.logprobs.top_logprobs == pytest.approx(theirs.logprobs.top_logprobs, abs=1e-4)
+
+
+@settings(deadline=None, max_examples=100)
+@given(parameters=_PARAMETERS, width=st.sampled_from([1, 3, 40]), allowed=st.sampled_from([(), tuple(range(1, 60, 2))]))
+def test_both_samplers_give_beams_the_same_candidates(
+    parameters: dict[str, Any], width: int, allowed: tuple[int, ...]
+) -> None:
+    logits = np.random.default_rng(width).normal(scale=3, size=(1, 100)).astype(np.float32)
+    width = min(width, len(allowed) or width)
+    search = BeamSearch(width=width)
+    asked = [
+        sequence((1, 2), (3, 3, 5), (0,), allowed_token_ids=allowed, beam_search=search, **parameters) for _ in range(2)
+    ]
+    (ours,) = host_sampler().sample(logits.copy(), asked[:1])
+    (theirs,) = Sampler().sample(torch.from_numpy(logits.copy()), asked[1:])
+    assert isinstance(ours, BeamCandidates) and isinstance(theirs, BeamCandidates)
+    assert ours.token_ids == theirs.token_ids
+    assert len(ours.token_ids) == min(width + 1, len(allowed) or 100)
+    assert ours.scores == pytest.approx(theirs.scores, abs=1e-4)
+    assert list(ours.scores) == sorted(ours.scores, reverse=True)
+    assert [one.token_id for one in ours.logprobs] == [one.token_id for one in theirs.logprobs]
 
 
 def test_the_lowest_of_equal_ids_is_taken_and_kept() -> None:

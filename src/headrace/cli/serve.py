@@ -26,6 +26,8 @@ from headrace.engine.host.client import EngineClient
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.host.tokenizer import load_tokenizer
 from headrace.engine.mind.config import SchedulingPolicy
+from headrace.engine.ops.registry import check_something_computes
+from headrace.measure.bench.event_loop import event_loop_factory
 from headrace.obs.logging import LogFormat, configure_logging
 from headrace.server.address import check_address
 from headrace.server.config import ServerConfig
@@ -63,11 +65,12 @@ def run(words: argparse.Namespace) -> int:
     configure_logging(level=options.log_level, log_format=LogFormat(options.log_format))
     console = Console()
     # What needs no model is checked before one is fetched or loaded.
+    check_something_computes(options.ops)
     check_address(options.host, options.port)
     _assemble(options, Path())
     path = resolve_model(options.model, revision=options.revision or None, console=console)
     assembly = _assemble(options, path)
-    with asyncio.Runner(loop_factory=_event_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         return runner.run(_serve(options, assembly, console))
 
 
@@ -181,12 +184,3 @@ async def _has_started(client: EngineClient, stop: asyncio.Event) -> bool:
     with contextlib.suppress(asyncio.CancelledError):
         await starting
     return False
-
-
-def _event_loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
-    """uvloop's, where it exists: the same loop, in C."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.Loop

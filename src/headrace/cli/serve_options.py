@@ -16,7 +16,7 @@ from headrace.cli.packaged_models import DEFAULT_MODEL
 from headrace.engine.grammar.registry import BACKENDS
 from headrace.engine.host.config import AUTO_MAX_MODEL_LEN, ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.mind.config import SchedulingPolicy
-from headrace.engine.ops.registry import ATTENTION_BACKENDS, KV_CACHE_DTYPES, QUANTIZATION_NAMES
+from headrace.engine.ops.capabilities import ATTENTION_BACKENDS, KV_CACHE_DTYPES, QUANTIZATION_NAMES
 from headrace.obs.logging import LEVELS, LogFormat
 from headrace.server.reasoning import formats as reasoning_formats
 from headrace.server.tools import formats as tool_formats

@@ -15,7 +15,7 @@ from headrace.base.errors import InvalidRequestError
 from headrace.engine.host.generation import Tokenizer
 from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.server.config import ServerConfig
-from headrace.server.parsing.events import CallStart, Content, Event, Reasoning
+from headrace.server.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from headrace.server.reasoning import formats as reasoning_formats
 from headrace.server.reasoning.formats import ReasoningFormat
 from headrace.server.reasoning.parser import ReasoningParser
@@ -45,9 +45,11 @@ class AnswerParser:
         self._calls = calls
         self._shows_reasoning = shows_reasoning
         self._max_calls = max_calls
+        self._last_call = _ObjectWatch()
+        """Looks for the end of the last call that may be."""
         self.num_calls = 0
         self.is_over = False
-        """A call too many has begun: the answer ended before it."""
+        """The last call that may be is complete: the answer ended with it."""
 
     def push(self, text: str) -> list[Event]:
         words: list[Event] = [Content(text)] if text else []
@@ -72,9 +74,39 @@ class AnswerParser:
             if isinstance(event, CallStart):
                 self.is_over = self.is_over or self.num_calls == self._max_calls
                 self.num_calls += not self.is_over
-            if not self.is_over and (self._shows_reasoning or not isinstance(event, Reasoning)):
+            if self.is_over:
+                break
+            if self._shows_reasoning or not isinstance(event, Reasoning):
                 shown.append(event)
+            if isinstance(event, CallArguments) and self.num_calls == self._max_calls:
+                self.is_over = self._last_call.ends_in(event.text)
         return shown
+
+
+class _ObjectWatch:
+    """Finds the end of a JSON object whose text comes in pieces: the brace that closes the first."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_in_string = False
+        self._is_escaped = False
+
+    def ends_in(self, text: str) -> bool:
+        for char in text:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_in_string:
+                self._is_escaped = char == "\\"
+                self._is_in_string = char != '"'
+            elif char == '"':
+                self._is_in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return True
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +118,8 @@ class AnswerReading:
     """None: nothing in the answers is a call."""
     reasoning_format: ReasoningFormat | None
     """None: the model does not reason, or the tool format tells it apart."""
+    separates_reasoning: bool = False
+    """The tool format tells reasoning apart."""
     shows_reasoning: bool = True
     max_calls: int | None = None
 
@@ -142,7 +176,8 @@ def answer_reading(use: ToolUse, config: ServerConfig, template: str | None, *, 
     return AnswerReading(
         tools=use.tools,
         tool_format=tool_format if is_read else None,
-        reasoning_format=None if separates else _reasoning_format(config.reasoning_parser, template),
+        reasoning_format=None if separates else reasoning_format(config, template),
+        separates_reasoning=separates,
         shows_reasoning=shows_reasoning,
         max_calls=1 if use.is_limited_to_one else None,
     )
@@ -153,6 +188,11 @@ def _tool_format(name: str | None, template: str | None) -> ToolFormat | None:
     if name is not None:
         return tool_formats.format_named(name)
     return None if template is None else tool_formats.format_of_template(template)
+
+
+def reasoning_format(config: ServerConfig, template: str | None) -> ReasoningFormat | None:
+    """The marks around the reasoning of a model with this chat template; None where it has none."""
+    return _reasoning_format(config.reasoning_parser, template)
 
 
 @functools.lru_cache(maxsize=16)

@@ -138,6 +138,33 @@ def test_without_parallel_calls_the_answer_ends_before_the_second() -> None:
     assert [one["function"] for one in choice["message"]["tool_calls"]] == message["tool_calls"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens_per_step", [1, 5, 1000])
+def test_without_parallel_calls_the_engine_stops_with_the_first(stream: bool, tokens_per_step: int) -> None:
+    """It does not go on to write a second call that nobody will see; nor does anything behind the call show."""
+    app, engine = app_saying(CALLS.split('\n<tool_call>\n{"name": "stop"')[0] + " Well, then." + CALLS)
+    engine.tokens_per_step = tokens_per_step
+    fields: dict[str, Any] = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 500, "stream": stream}
+    response = chat(app, n=2, return_token_ids=True, **fields)
+    choices = [choice for event in (events_of(response) if stream else [response.json()]) for choice in event["choices"]]
+    ends = {choice["index"]: choice["finish_reason"] for choice in choices if choice["finish_reason"]}
+    assert ends == {0: "tool_calls", 1: "tool_calls"}
+    assert "Well" not in response.text
+    num_tokens = sum(len(choice.get("token_ids") or ()) for choice in choices)
+    if tokens_per_step < 1000:
+        first_call = CALLS.split("}}")[0] + "}}"
+        assert num_tokens < 2 * (len(first_call.encode()) + tokens_per_step), "and it stopped at once"
+
+
+def test_braces_in_strings_do_not_end_a_call() -> None:
+    said = '<tool_call>{"name": "get_weather", "arguments": {"city": "}\\"}{", "more": [{"a": 1}]}}</tool_call>after'
+    app, _ = app_saying(said)
+    choice = chat(app, tools=TOOLS, parallel_tool_calls=False, max_tokens=500).json()["choices"][0]
+    (only,) = choice["message"]["tool_calls"]
+    assert json.loads(only["function"]["arguments"]) == {"city": '}"}{', "more": [{"a": 1}]}
+    assert choice["message"]["content"] is None
+
+
 def test_several_answers_have_calls_of_their_own() -> None:
     app, _ = app_saying(CALLS)
     choices = chat(app, tools=TOOLS, max_tokens=500, n=3).json()["choices"]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.mind.sampling_params import SamplingParams
-from headrace.engine.mind.step import SampledToken, TokenLogprobs
+from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
 from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
@@ -40,19 +40,21 @@ class HostSampler:
     def __init__(self, rows: RowSampler) -> None:
         self._rows = rows
 
-    def sample(self, logits: Floats, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
-        """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up."""
-        outcomes: list[SampledToken | str] = []
+    def sample(self, logits: Floats, sequences: Sequence[RunningSequence]) -> list[SampledToken | BeamCandidates | str]:
+        """One per row of `logits` [num_rows, vocab_size]: the token, a beam's candidates, or why there is none. Uses
+        `logits` up."""
+        outcomes: list[SampledToken | BeamCandidates | str] = []
         draws: list[Draw] = []
         told: dict[int, Floats] = {}
         for row, (best, sequence) in enumerate(zip(self._rows.greatest(logits), sequences, strict=True)):
             if not sequence.is_plain or best < 0:
-                if sequence.sampling.logprobs >= 0:
-                    told[row] = logits[row].copy()
+                raw = logits[row].copy() if sequence.sampling.logprobs >= 0 else None
                 problem, best = _prepare(logits[row], best, sequence)
-                if problem:
-                    outcomes.append(problem)
+                if problem or sequence.num_candidates:
+                    outcomes.append(problem or _candidates(logits[row], raw, sequence))
                     continue
+                if raw is not None:
+                    told[row] = raw
             outcomes.append(SampledToken(best))
             if not sequence.sampling.is_greedy:
                 draws.append(_draw(row, best, sequence))
@@ -85,8 +87,12 @@ def _prepare(row: Floats, best: int, sequence: RunningSequence) -> tuple[str, in
         np.add(row, verdict, out=row)
     if sequence.bans_ending:
         _ban_ending(row, sequence)
+    if (forced := sequence.forced_token()) is not None:
+        row.fill(-np.inf)
+        row[forced] = 0.0
     best = int(row.argmax())
-    if row[best] == -np.inf and (sequence.bans_tokens or verdict is not None):
+    bans = sequence.bans_tokens or verdict is not None
+    if row[best] == -np.inf and bans and not sequence.num_candidates:  # a beam without candidates ends, the others go on
         return NOTHING_LEFT, best
     return "", best
 
@@ -125,6 +131,20 @@ def _draw(row: int, best: int, sequence: RunningSequence) -> Draw:
     return (row, best, sampling.temperature, max(0, sampling.top_k), sampling.top_p, sampling.min_p, number)
 
 
+def _candidates(row: Floats, raw: Floats | None, sequence: RunningSequence) -> BeamCandidates:
+    """row: [vocab_size], changed as the request asked; raw: as the model gave it, if log-probabilities are told."""
+    ids = _top(row, min(sequence.num_candidates, len(row)))
+    ids = ids[row[ids] > -np.inf]
+    if len(ids) == 0:
+        return BeamCandidates((), ())
+    scores = row[ids] - _normaliser(row)
+    told: tuple[TokenLogprobs, ...] = ()
+    if raw is not None:
+        top = _top(raw, min(sequence.sampling.logprobs, len(raw)))
+        told = tuple(_told(raw, token, top) for token in ids.tolist())
+    return BeamCandidates(tuple(ids.tolist()), tuple(scores.tolist()), told)
+
+
 def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprobs:
     """raw: [vocab_size], as the model gave it."""
     if sampling.logprob_token_ids:
@@ -133,8 +153,7 @@ def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprob
 
 
 def _told(raw: Floats, token: int, others: npt.NDArray[np.int64]) -> TokenLogprobs:
-    highest = raw.max()
-    normaliser = highest + np.log(np.exp(raw - highest).sum(dtype=np.float64))
+    normaliser = _normaliser(raw)
     chosen = raw[token]
     return TokenLogprobs(
         token_id=token,
@@ -143,6 +162,12 @@ def _told(raw: Floats, token: int, others: npt.NDArray[np.int64]) -> TokenLogpro
         top_token_ids=tuple(others.tolist()),
         top_logprobs=tuple((raw[others] - normaliser).tolist()),
     )
+
+
+def _normaliser(row: Floats) -> float:
+    """The logarithm of the sum of its exponentials."""
+    highest = row.max()
+    return float(highest + np.log(np.exp(row - highest).sum(dtype=np.float64)))
 
 
 def _top(raw: Floats, count: int) -> npt.NDArray[np.int64]:

@@ -4,9 +4,10 @@ Knows SamplingParams' formulas. Does not know the model, nor which step it serve
 its token depends on its logits, its parameters, its tokens and (seed, sample index, position), on nothing else.
 
 Order for one row: log-probabilities are taken from the raw logits; then logit_bias; repetition, frequency and presence
-penalties; allowed_token_ids and bad_words; the form's ban; the ban on ending before min_tokens; then the most probable
-token (the lowest id among equals) if greedy, else temperature, top_k, top_p of what top_k left, min_p, and one draw from
-what remains, in order of token id.
+penalties; allowed_token_ids and bad_words; the form's ban; the ban on ending before min_tokens; the token that a used-up
+thinking budget forces; then the most probable token (the lowest id among equals) if greedy, else temperature, top_k, top_p
+of what top_k left, min_p, and one draw from what remains, in order of token id. For a beam nothing is chosen: it gets its
+most probable tokens, scored by the log-softmax of what the bans, biases and penalties leave.
 """
 
 import math
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from headrace.engine.mind.sampling_params import SamplingParams
-from headrace.engine.mind.step import SampledToken, TokenLogprobs
+from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
 from headrace.engine.worker.constraint import Bias
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
@@ -30,8 +31,11 @@ _SORTED_AT_FIRST = 256
 
 
 class Sampler:
-    def sample(self, logits: torch.Tensor, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
-        """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up.
+    def sample(
+        self, logits: torch.Tensor, sequences: Sequence[RunningSequence]
+    ) -> list[SampledToken | BeamCandidates | str]:
+        """One per row of `logits` [num_rows, vocab_size]: the token, a beam's candidates, or why there is none. Uses
+        `logits` up.
 
         Waits for the forms' masks, which are usually there by now."""
         best = logits.amax(dim=-1)  # NaN if any is NaN, inf if any is inf
@@ -46,14 +50,24 @@ class Sampler:
             if sequence.bans_ending:
                 _ban_ending(logits[row], sequence)
         for row, sequence in enumerate(sequences):
-            if sequence.bans_tokens and bool(torch.isneginf(logits[row].amax())):
+            if (forced := sequence.forced_token()) is not None:
+                logits[row].fill_(-math.inf)
+                logits[row, forced] = 0.0
+        for row, sequence in enumerate(sequences):
+            if sequence.bans_tokens and not sequence.num_candidates and bool(torch.isneginf(logits[row].amax())):
                 problems[row] = problems[row] or NOTHING_LEFT
+        candidates = {
+            row: _candidates(logits[row], raw.get(row), sequence)
+            for row, sequence in enumerate(sequences)
+            if sequence.num_candidates and not problems[row]
+        }
         tokens = _choose(logits, sequences)
         for row, bias in biases.items():
-            if bias[tokens[row]] != 0:
+            if row not in candidates and bias[tokens[row]] != 0:
                 problems[row] = problems[row] or NOTHING_LEFT
         return [
             problems[row]
+            or candidates.get(row)
             or (
                 SampledToken(token, _logprobs(raw[row], token, sequences[row].sampling))
                 if row in raw
@@ -133,7 +147,7 @@ def _ban_ending(row: torch.Tensor, sequence: RunningSequence) -> None:
 
 def _choose(logits: torch.Tensor, sequences: Sequence[RunningSequence]) -> list[int]:
     tokens = [0] * len(sequences)
-    drawn = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
+    drawn = [row for row, s in enumerate(sequences) if not s.sampling.is_greedy and not s.num_candidates]
     if len(drawn) < len(sequences):
         tokens = _most_probable(logits)
     if drawn:
@@ -261,18 +275,36 @@ def _first_above(cumulated: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     return found.clamp(max=cumulated.shape[-1] - 1)
 
 
+# A beam's next tokens
+
+
+def _candidates(row: torch.Tensor, raw: torch.Tensor | None, sequence: RunningSequence) -> BeamCandidates:
+    """row: [vocab_size], changed as the request asked; raw: the same as the model gave it, if log-probabilities are told."""
+    ids, values = _top(row, min(sequence.num_candidates, row.shape[0]))
+    scores = values - torch.logsumexp(row, dim=-1)
+    possible = torch.isfinite(scores)
+    tokens: list[int] = ids[possible].tolist()
+    told: tuple[TokenLogprobs, ...] = ()
+    if raw is not None:
+        top_ids, top_values = _top(raw, min(sequence.sampling.logprobs, raw.shape[0]))
+        told = tuple(_told(raw, token, top_ids, top_values) for token in tokens)
+    return BeamCandidates(tuple(tokens), tuple(scores[possible].tolist()), told)
+
+
 # What is told of the choice
 
 
 def _logprobs(raw: torch.Tensor, token: int, sampling: SamplingParams) -> TokenLogprobs:
     """raw: [vocab_size], as the model gave it."""
-    normaliser = torch.logsumexp(raw, dim=-1)
-    chosen = raw[token]
     if sampling.logprob_token_ids:
         top_ids = torch.tensor(sampling.logprob_token_ids, device=raw.device)
-        top_values = raw[top_ids]
-    else:
-        top_ids, top_values = _top(raw, min(sampling.logprobs, raw.shape[0]))
+        return _told(raw, token, top_ids, raw[top_ids])
+    return _told(raw, token, *_top(raw, min(sampling.logprobs, raw.shape[0])))
+
+
+def _told(raw: torch.Tensor, token: int, top_ids: torch.Tensor, top_values: torch.Tensor) -> TokenLogprobs:
+    normaliser = torch.logsumexp(raw, dim=-1)
+    chosen = raw[token]
     return TokenLogprobs(
         token_id=token,
         logprob=float(chosen - normaliser),

@@ -17,8 +17,9 @@ from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan, StepResult
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.models.weights import Checkpoint, open_checkpoint
+from headrace.engine.ops.capabilities import CAPABILITIES, OPS_NAMES, Overrides
 from headrace.engine.ops.protocol import Ops
-from headrace.engine.ops.registry import CAPABILITIES, OPS_NAMES, Overrides, choose_ops
+from headrace.engine.ops.registry import choose_ops
 from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.cores import num_compute_threads
 from headrace.engine.worker.graph import Graph
@@ -88,7 +89,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Worker:
     """In order: construct (loads the weights), `allocate_kv_cache`, `warm_up`; then `execute`, plan after plan."""
 
-    def __init__(self, config: WorkerConfig, report: PhaseReport) -> None:
+    def __init__(
+        self, config: WorkerConfig, report: PhaseReport, *, through: Callable[[Ops], Ops] = lambda ops: ops
+    ) -> None:
+        """`through` may put something between the model and the ops that were chosen for it."""
         self.config = config
         self._report = report
         self._clock = SystemClock()
@@ -106,11 +110,13 @@ class Worker:
             block_size=config.block_size,
             overrides=config.overrides,
         )
-        self._ops: Ops = choice.make(config.num_threads or num_compute_threads())
-        self._sampler = _make_sampler(self._ops)
+        chosen = choice.make(config.num_threads or num_compute_threads())
+        self._ops: Ops = through(chosen)
+        self._sampler = _make_sampler(chosen)
         self.dtype, self.device = self._ops.dtype, self._ops.device
         with self._ops.computing():
             self._decoder = Decoder(self._ops, self.spec, self.checkpoint)
+        self.checkpoint.release_pages()  # weights that were packed would count twice
         remark = f" ({choice.remark})" if choice.remark else ""
         attention = CAPABILITIES[choice.name].attention
         invariant = ", batch-invariant" if config.batch_invariant else ""
