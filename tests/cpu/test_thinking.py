@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.cpu.test_host_sampler import host_sampler
 from tests.cpu.test_sampler import sequence
 from tests.cpu.tiny_engine import TinyEngine, write_model
 

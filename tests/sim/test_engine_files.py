@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.main import EXIT_USAGE, main
+from headrace.cli.main import main
+from headrace.cli.parser import EXIT_USAGE
 
 SCHEDULER = {"max_model_len": 4096, "num_blocks": 2000}
 STEPS = {
