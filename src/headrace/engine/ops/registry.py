@@ -36,7 +36,7 @@ _PAGE_TOKENS = 16
 
 _NATIVE_KV_DTYPE = "bfloat16"
 """What the native kernels hold keys and values in where nobody says: half of float32's memory, nearly twice as fast over
-long contexts, at a cost in quality that drowns in that of the quantised products (docs/decisions/0013-kv-formats.md)."""
+long contexts, at a cost in quality that drowns in that of the quantised products (docs/decisions/0017-kv-formats.md)."""
 
 NO_KERNELS = "the native kernels were not built when headrace was installed, for want of a C++ compiler"
 
