@@ -117,6 +117,8 @@ def main() -> None:
             result.figures.append(figure)
             noted = NOTED.get((name, case.name))
             print(figure, f"(noted on Zen 4 with AVX-512: {noted:g})" if noted else "", flush=True)
+    if options.cpu_time:
+        result.notes.append("time on the processor, while others used the machine")
     if not options.no_save:
         result.save()
 
