@@ -32,7 +32,7 @@ install_torch = if ! $(PYTHON) -c 'import torch' 2>/dev/null; then \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all check bench bench-peers docs clean
+.PHONY: help setup serve test test-all check bench bench-peers sanitize docs clean
 
 help: ## show this
 	@echo "Headrace: the commands"
@@ -68,6 +68,9 @@ bench: $(HAS_ALL) ## run the benchmarks but for those beside peers; results go t
 bench-peers: $(HAS_ALL) ## install other engines in environments of their own, and measure beside them (ARGS='--only NAME')
 	@$(VENV)/bin/headrace pull smollm2-135m
 	@$(PYTHON) -m benchmarks.peers $(ARGS)
+
+sanitize: $(HAS_ALL) ## the native kernels' tests under ASan and UBSan, from a build of their own
+	@native/sanitize.sh $(PYTHON) $(ARGS)
 
 docs: $(HAS_ALL) ## check that the documents tell the truth: links, files, commands
 	@$(VENV)/bin/pytest -q tests/tidy $(ARGS)

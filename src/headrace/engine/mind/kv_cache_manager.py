@@ -124,7 +124,7 @@ class KVCacheManager:
         if num_missing <= 0:
             return _NO_GROWTH
         offset = len(held)
-        new = self._pool.allocate(num_missing)
+        new = self._pool.allocate(num_missing, after=held[-1] if held else None)
         held.extend(new)
         return Growth(offset, new, None)
 
@@ -134,7 +134,7 @@ class KVCacheManager:
         offset = len(held) - 1
         assert sequence.num_computed_tokens // self.block_size == offset, "a shared block lies behind the one to be written"
         source = held.pop()
-        new = self._pool.allocate(1 + max(num_missing, 0))
+        new = self._pool.allocate(1 + max(num_missing, 0), after=held[-1] if held else None)
         held.extend(new)
         self._pool.release([source])
         return Growth(offset, new, (source, new[0]))
