@@ -176,6 +176,7 @@ def test_beside_a_form_an_answer_is_calls_or_of_the_form(spelling: str) -> None:
     assert seen == {"calls", "form"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ARCHIVE.is_file(), reason="needs ../shared/data/suites/bfcl")
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_tools_of_the_suite_are_called_validly(spelling: str) -> None:
