@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from benchmarks.gpu_fits.deviations import Deviations, learn
 from benchmarks.gpu_fits.first_token import FirstToken, fit_first_token
-from benchmarks.gpu_fits.points import Point, read_points
+from benchmarks.gpu_fits.points import Point, read_decode_workers, read_points
 from benchmarks.gpu_fits.real_scheduler import differences
 from benchmarks.gpu_fits.replay import Replayed, replay
-from benchmarks.gpu_fits.tuning import UNFITTED, folds, step_model, tpot_components
+from benchmarks.gpu_fits.tuning import UNFITTED, decode_size, folds, step_model, tpot_components
 from benchmarks.harness import RESULTS, Figure, Result, Target
 
 from headrace.specs.device import device
@@ -185,16 +185,15 @@ def held_out(data: Data, by: str) -> Predicted:
 
 
 def _anchored(asked: Data, ttft_belief: Belief, tpot_belief: Belief) -> tuple[Array, Array, Array]:
-    """Each run in turn, with a point of low and one of high load known (a fifth from each end)."""
+    """Each run in turn, with two of its points known: a fifth from either end by the TTFT that is expected of them."""
     count = len(asked.points)
     ttft, ttft_deviation, tpot = (np.full(count, np.nan) for _ in range(3))
     runs = np.array([point.run for point in asked.points])
-    users = np.array([point.concurrency for point in asked.points])
     for run in sorted(set(runs)):
         members = np.flatnonzero(runs == run)
         if len(members) < NUM_ANCHORS + 2:
             continue
-        ordered = members[np.argsort(users[members], kind="stable")]
+        ordered = members[np.argsort(ttft_belief.mean[members], kind="stable")]
         anchors = np.array([ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5]])
         rest = (runs == run) & ~np.isin(np.arange(count), anchors)
         found = ttft_belief.anchored(anchors, asked.measured_ttft[anchors])
@@ -209,9 +208,9 @@ def errors(predicted: Array, measured: Array) -> Array:
     return np.asarray(np.abs(np.exp(predicted[held]) / measured[held] - 1))
 
 
-def coverage(points: Sequence[Point], predicted: Array, deviation: Array, measured: Array) -> tuple[dict[str, float], float]:
+def coverage(points: Sequence[Point], predicted: Array, deviation: Array, measured: Array) -> dict[str, float]:
     """Of 90 % intervals by split conformal prediction: widths from half of the runs, coverage on the other half, many times
-    over; all together and by group. Widths are in units of what the model believes of each point. Also the quantile."""
+    over; all together and by group. Widths are in units of what the model believes of each point."""
     scores = np.abs(predicted - np.log(measured)) / deviation
     runs = np.array([point.run for point in points])
     names = np.array(sorted(set(runs)))
@@ -224,12 +223,12 @@ def coverage(points: Sequence[Point], predicted: Array, deviation: Array, measur
     for _ in range(NUM_SPLITS):
         half = np.isin(runs, generator.permutation(names)[: len(names) // 2])
         scaled = scores / _scales(scores, half, runs, groups)
-        width = _conformal(scaled[half])
+        width = _conformal(scaled[half], num_units=len(names) // 2)
         for name, mask in groups.items():
             tested = mask & ~half
             if tested.sum() >= 20:
                 hits[name].append(float((scaled[tested] <= width).mean()))
-    return {name: float(np.mean(values)) for name, values in hits.items() if values}, _conformal(scores)
+    return {name: float(np.mean(values)) for name, values in hits.items() if values}
 
 
 def _scales(scores: Array, half: Array, runs: Array, groups: dict[str, Array]) -> Array:
@@ -245,9 +244,11 @@ def _scales(scores: Array, half: Array, runs: Array, groups: dict[str, Array]) -
     return scales
 
 
-def _conformal(scores: Array, share: float = 0.9) -> float:
+def _conformal(scores: Array, *, num_units: int, share: float = 0.9) -> float:
+    """The width that holds `share` of what comes: a little more than held that share of what came, since only so many
+    exchangeable units (runs, not points) have come."""
     ordered = np.sort(scores[~np.isnan(scores)])
-    return float(ordered[min(len(ordered) - 1, int(np.ceil(share * (len(ordered) + 1))) - 1)])
+    return float(ordered[min(len(ordered) - 1, int(np.ceil(share * (1 + 1 / num_units) * len(ordered))) - 1)])
 
 
 # What is kept
@@ -338,8 +339,13 @@ def main() -> None:
         median = float(np.median([abs(pair[index]) for pair in apart]))
         words = f"the replay beside Headrace's own scheduler, mean {metric}, {len(apart)} points of vLLM, median difference"
         result.figures.append(Figure(words, "%", (100 * median,)))
+    workers = read_decode_workers(options.data / "systems" / "silicon_sample.csv")
+    alone = np.array([_decode_ms(point) for point in workers])
+    measured = np.array([point.tpot_ms for point in workers])
+    _figures(result, f"TPOT of {len(workers)} disaggregated decode workers, kernels alone", np.abs(alone / measured - 1))
     targets: dict[str, tuple[float, float | None]] = {"run": (8, 25), "device": (10, None), "family": (10, None)}
     by_run: Predicted | None = None
+    num_runs = len({point.run for point in data.points})
     quantiles: dict[str, float] = {}
     for by, (median_limit, p90_limit) in targets.items():
         predicted = held_out(data, by)
@@ -351,8 +357,8 @@ def main() -> None:
             _target(result, f"TPOT, {words}: p90 within {p90_limit} %", float(np.quantile(found, 0.9)), p90_limit)
         ttft = errors(predicted.ttft, data.measured_ttft)
         _figures(result, f"TTFT, {words}", ttft)
-        quantiles[f"tpot, {by}"] = _conformal(np.abs(predicted.tpot - np.log(data.measured_tpot)))
-        quantiles[f"ttft, {by}"] = _conformal(np.abs(predicted.ttft - np.log(data.measured_ttft)))
+        quantiles[f"tpot, {by}"] = _conformal(np.abs(predicted.tpot - np.log(data.measured_tpot)), num_units=num_runs)
+        quantiles[f"ttft, {by}"] = _conformal(np.abs(predicted.ttft - np.log(data.measured_ttft)), num_units=num_runs)
         if by == "run":
             by_run = predicted
             _target(result, "TTFT from the columns alone: median within 20 %", float(np.median(ttft)), 20)
@@ -369,7 +375,7 @@ def main() -> None:
         ("TPOT", by_run.tpot, by_run.tpot_deviation, data.measured_tpot),
         ("TTFT", by_run.ttft, by_run.ttft_deviation, data.measured_ttft),
     ):
-        shares, _ = coverage(data.points, log, deviation, measured)
+        shares = coverage(data.points, log, deviation, measured)
         for name, share in shares.items():
             result.figures.append(Figure(f"{metric}: 90 % intervals hold, {name}", "%", (100 * share,)))
         worst = max(shares.values(), key=lambda share: abs(share - 0.9))
@@ -414,6 +420,12 @@ def _write_page(document: dict[str, Any]) -> None:
     text = PAGE.read_text()
     before, after = text.index(_BEGIN) + len(_BEGIN), text.index(_END)
     PAGE.write_text(text[:before] + "\n" + "\n".join(lines) + "\n" + text[after:])
+
+
+def _decode_ms(point: Point) -> float:
+    """A worker that only decodes."""
+    per_rank = max(1, point.concurrency // point.parallel.data_parallel_size)
+    return step_model(point).step_us(decode_size(point, per_rank)) / 1e3
 
 
 def _launched(data: Data) -> Array:

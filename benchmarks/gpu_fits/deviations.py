@@ -1,9 +1,9 @@
 """What deployments have in common beside physics: a Gaussian process over the residuals' logarithms.
 
 A deployment's kernels, flags and version are not in the rows, but points that share a model, a backend or a device share
-some of them. The covariance of two residuals is a sum over what they share, each part with a level and a slope over the
-logarithm of the load; conditioning on measured points is the best linear prediction (BLUP; kriging). Points of the same run,
-where a deployment was measured, correct it most.
+some of them. The covariance of two residuals is a sum over what they share, each part with a level and slopes over the
+logarithms of the load and of the prompts' length; conditioning on measured points is the best linear prediction (BLUP;
+kriging). Points of the same run, where a deployment was measured, correct it most.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,21 +34,22 @@ SHARED: Sharing = {
 
 @dataclass(frozen=True)
 class Deviations:
-    """Variances: a level and a slope for each way of sharing, and what nothing shares."""
+    """Variances: for each way of sharing a level and slopes over load and length, and what nothing shares."""
 
     levels: Array
-    slopes: Array
+    load_slopes: Array
+    length_slopes: Array
     noise: float
 
     def covariance(self, left: Sequence[Point], right: Sequence[Point]) -> Array:
-        loads = np.outer(_load(left), _load(right))
+        loads, lengths = np.outer(_load(left), _load(right)), np.outer(_length(left), _length(right))
         total = np.zeros((len(left), len(right)))
         for index, name in enumerate(SHARED.values()):
             codes: dict[str, int] = {}
             rows = np.array([codes.setdefault(name(point), len(codes)) for point in left])
             columns = np.array([codes.setdefault(name(point), len(codes)) for point in right])
             same = rows[:, None] == columns[None, :]
-            total += same * (self.levels[index] + self.slopes[index] * loads)
+            total += same * (self.levels[index] + self.load_slopes[index] * loads + self.length_slopes[index] * lengths)
         return total
 
     def condition(self, known: Sequence[Point], residuals: Array, asked: Sequence[Point]) -> tuple[Array, Array]:
@@ -75,7 +76,7 @@ def learn(points: Sequence[Point], residuals: Array, *, max_points: int = 500, s
     sample = [points[i] for i in chosen]
     bound = 3.0 * float(np.median(np.abs(residuals)) * 1.4826)
     values = np.clip(residuals[chosen], -bound, bound)
-    loads = np.outer(_load(sample), _load(sample))
+    loads, lengths = np.outer(_load(sample), _load(sample)), np.outer(_length(sample), _length(sample))
     masks = []
     for name in SHARED.values():
         names = np.array([name(p) for p in sample])
@@ -85,9 +86,9 @@ def learn(points: Sequence[Point], residuals: Array, *, max_points: int = 500, s
 
     def loss(x: Array) -> tuple[float, Array]:
         variances = scale * np.exp(x)
-        parts = [*masks, *(mask * loads for mask in masks), eye]
+        parts = [*masks, *(mask * loads for mask in masks), *(mask * lengths for mask in masks), eye]
         covariance = sum(v * part for v, part in zip(variances, parts, strict=True))
-        factor = cho_factor(covariance, lower=True)
+        factor = cho_factor(covariance + 1e-4 * scale * eye, lower=True)
         weighted = cho_solve(factor, values)
         inverse = cho_solve(factor, eye)
         inside = inverse - np.outer(weighted, weighted)
@@ -96,14 +97,20 @@ def learn(points: Sequence[Point], residuals: Array, *, max_points: int = 500, s
         prior = 0.5 * ((x - _PRIOR) ** 2).sum() / 4.0
         return value + prior, gradient + (x - _PRIOR) / 4.0
 
-    _PRIOR = np.log(np.array([0.08] * count + [0.01] * count + [0.1]))
-    found = np.exp(minimize(loss, _PRIOR, jac=True, method="L-BFGS-B", options={"maxiter": 25}).x) * scale
-    return Deviations(found[:count], found[count : 2 * count], float(found[-1]))
+    _PRIOR = np.log(np.array([0.08] * count + [0.01] * count + [0.02] * count + [0.1]))
+    bounds = [(centre - 6.0, centre + 4.0) for centre in _PRIOR]
+    found = np.exp(minimize(loss, _PRIOR, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 25}).x) * scale
+    return Deviations(found[:count], found[count : 2 * count], found[2 * count : 3 * count], float(found[-1]))
 
 
 def _load(points: Sequence[Point]) -> Array:
     """Decades of users, from 30."""
     return np.log10([point.concurrency / 30 for point in points])
+
+
+def _length(points: Sequence[Point]) -> Array:
+    """Decades of prompt tokens, from 2,000."""
+    return np.log10([point.isl / 2000 for point in points])
 
 
 def _whole_runs(points: Sequence[Point], most: int, seed: int) -> list[int]:

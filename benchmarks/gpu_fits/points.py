@@ -8,7 +8,7 @@ import csv
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.sim.cost.gpu import Precision
@@ -84,6 +84,28 @@ def read_points(path: Path) -> tuple[list[Point], Counter[str]]:
             seen.add(latencies)
             points.append(_point(row, parallel))
     return points, left_out
+
+
+def read_decode_workers(path: Path) -> list[Point]:
+    """Of the disaggregated rows those that say how many decode workers there were: one worker with its share of the users,
+    `concurrency` being the sequences of all its attention ranks. Their TTFT is that of another pool, and means nothing."""
+    points: list[Point] = []
+    seen: set[tuple[str, str, str, str]] = set()
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            model = _MODELS.get(row["model_path"])
+            if row["mode"] != "disagg" or not row["decode_num_workers"] or model is None:
+                continue
+            latencies = (row["silicon_ttft_ms"], row["silicon_tpot_ms"], row["isl"], row["osl"])
+            tp, dp = int(row["decode_tp_size"]), max(1, int(row["decode_attention_dp_size"] or 1))
+            ep = max(1, int(row["decode_moe_ep_size"] or 1))
+            if latencies in seen or (tp * dp) % ep:
+                continue
+            seen.add(latencies)
+            parallel = ParallelSpec(tensor_parallel_size=tp, data_parallel_size=dp, expert_parallel_size=ep)
+            point = _point({**row, "batch_size": row["decode_batch_size"]}, parallel)
+            points.append(replace(point, concurrency=int(row["decode_batch_size"]) * dp))
+    return points
 
 
 def _reason_to_leave_out(row: dict[str, str]) -> str | None:

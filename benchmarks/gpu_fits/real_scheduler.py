@@ -20,8 +20,8 @@ from headrace.measure.workload.request import Segment, TokenPrompt, Workload, Wo
 from headrace.sim.cost_model import ModelledStepCost
 from headrace.sim.workload_run import run_workload
 
-_MOST_STEPS = 200_000
-_NUM_COMPARED = 16
+_MOST_STEPS = 100_000
+_NUM_COMPARED = 8
 _BLOCK_SIZE = 16
 
 

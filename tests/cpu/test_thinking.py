@@ -56,6 +56,12 @@ def test_reasoning_that_the_answer_begins_is_counted_from_its_mark() -> None:
     assert forced([1, 2, 3, 4, 5, 6]) is None
 
 
+def test_a_mark_may_be_spelt_in_several_ways_by_the_model() -> None:
+    asked = ThinkingBudget(max_tokens=3, closing_token_ids=CLOSE, other_closing_token_ids=((80, 61, 90),), num_spent=0)
+    assert ThinkingWatch(asked, 1).forced_token([1, 5, 80, 61, 90, 5, 5, 5, 5]) is None
+    assert ThinkingWatch(asked, 1).forced_token([1, 5, 80, 61, 5]) == 60
+
+
 def test_what_the_prompt_has_spent_counts() -> None:
     assert forced([1], prompt=(50, 51, 5, 5), spent=2) == 60
     assert forced([], prompt=(50, 51, 5, 5), spent=2) is None

@@ -1,14 +1,17 @@
 """How much a model reasons: what `reasoning_effort` tells the template, and what `thinking_token_budget` asks for."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from tests.fakes import FakeChatTemplate, FakeEngine
+from tests.fakes import ByteTokenizer, FakeChatTemplate, FakeEngine
 from tests.unit.server.asgi import chat, complete, error_of, make_app
 
 from headrace.engine.host.chat_template import ChatTemplate
 from headrace.engine.mind.sampling_params import ThinkingBudget
+from headrace.protocol.openai import CompletionRequest
 from headrace.server.config import ServerConfig
+from headrace.server.reasoning.formats import FORMATS
+from headrace.server.reasoning.request import thinking_budget
 
 OPEN, CLOSE = tuple(b"<think>"), tuple(b"</think>")
 SWITCH = FakeChatTemplate("<think></think> {{ enable_thinking }}")
@@ -74,6 +77,33 @@ def test_a_budget_begins_with_the_reasoning() -> None:
     assert open_yet == ThinkingBudget(max_tokens=9, closing_token_ids=CLOSE, opening_token_ids=(OPEN,), num_spent=-1)
     assert budget(SWITCH, thinking_token_budget=9, chat_template_kwargs={"enable_thinking": False}) is None
     assert budget(SWITCH, thinking_token_budget=-1) is None
+
+
+class JoiningTokenizer(ByteTokenizer):
+    """Writes a mark's end and what follows it as one token, and a full stop and the mark's beginning, as real ones do."""
+
+    JOINED: ClassVar[dict[bytes, int]] = {b".<": 300, b">\n": 301, b">\n\n": 302}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        raw, ids = text.encode(), []
+        while raw:
+            piece = next((one for one in sorted(self.JOINED, key=len, reverse=True) if raw.startswith(one)), raw[:1])
+            ids.append(self.JOINED.get(piece, piece[0]))
+            raw = raw[len(piece) :]
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return {number: piece for piece, number in self.JOINED.items()}.get(token_id) or super().token_bytes(token_id)
+
+
+def test_a_mark_of_several_tokens_is_known_however_its_neighbours_are_joined_to_it() -> None:
+    request = CompletionRequest(prompt="", thinking_token_budget=4)
+    asked = thinking_budget(request, FORMATS["think"], (), None, JoiningTokenizer())
+    assert asked is not None
+    assert asked.closing_token_ids == CLOSE, "it is written plainly"
+    middle = tuple(b"/think")
+    begins, ends = ((ord("<"),), (300,)), ((ord(">"),), (301,), (302,))
+    assert {CLOSE, *asked.other_closing_token_ids} == {(*begin, *middle, *end) for begin in begins for end in ends}
 
 
 def test_in_completions_the_prompts_tokens_say_whether_reasoning_has_begun() -> None:

@@ -73,7 +73,9 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     max_tokens: int
     closing_token_ids: tuple[int, ...]
-    """What ends reasoning, at least one token."""
+    """What is written to end the reasoning, at least one token."""
+    other_closing_token_ids: tuple[tuple[int, ...], ...] = ()
+    """What ends it as well, where the model writes it."""
     opening_token_ids: tuple[tuple[int, ...], ...] = ()
     """What begins reasoning where an answer begins with it."""
     num_spent: int = -1
@@ -81,7 +83,8 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def __post_init__(self) -> None:
         _integer("thinking_token_budget", self.max_tokens, 0, _INT32_MAX)
-        assert self.closing_token_ids and all(self.opening_token_ids), "marks have tokens"
+        marks = (self.closing_token_ids, *self.other_closing_token_ids, *self.opening_token_ids)
+        assert all(marks), "marks have tokens"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

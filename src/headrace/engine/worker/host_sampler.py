@@ -35,6 +35,11 @@ class RowSampler(Protocol):
         """A token for each, by inverse transform over what the filters leave, in order of token id."""
         ...
 
+    def tell(self, logits: Floats, tokens: list[int], num_top: int) -> list[tuple[float, int, list[int], list[float]]]:
+        """Of one token a row: its log-probability (not a number where the row is not finite), its rank, the ids of the most
+        probable tokens, the lowest first among equals, and their log-probabilities."""
+        ...
+
 
 class HostSampler:
     def __init__(self, rows: RowSampler) -> None:
@@ -70,8 +75,12 @@ class HostSampler:
 
     def given_logprobs(self, logits: Floats, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
         """Of tokens that were given, not chosen. logits: [num_tokens, vocab_size], each row before its token."""
-        top = min(num_alternatives, logits.shape[-1])
-        return [_told(row, token, _top(row, top)) for row, token in zip(logits, token_ids, strict=True)]
+        tokens = list(token_ids)
+        told = self._rows.tell(logits, tokens, num_alternatives)
+        return [
+            TokenLogprobs(token, logprob, rank, tuple(top_ids), tuple(top_logprobs))
+            for token, (logprob, rank, top_ids, top_logprobs) in zip(tokens, told, strict=True)
+        ]
 
 
 def _prepare(row: Floats, best: int, sequence: RunningSequence) -> tuple[str, int]:

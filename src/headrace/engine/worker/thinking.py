@@ -16,6 +16,7 @@ further on is text."""
 class ThinkingWatch:
     def __init__(self, budget: ThinkingBudget, num_prompt_tokens: int) -> None:
         self._budget = budget
+        self._closings = (budget.closing_token_ids, *budget.other_closing_token_ids)
         self._num_prompt_tokens = num_prompt_tokens
         self._begin = -1 if budget.num_spent < 0 else num_prompt_tokens - budget.num_spent
         """Where in the sequence the reasoning begins, as soon as it has."""
@@ -35,8 +36,9 @@ class ThinkingWatch:
     def _look(self, token_ids: Sequence[int], end: int) -> None:
         """For a mark that ends at `end`."""
         if self._begin >= 0:
-            first = end - len(self._budget.closing_token_ids)
-            self._is_over = first >= self._begin and tuple(token_ids[first:end]) == self._budget.closing_token_ids
+            self._is_over = any(
+                end - len(mark) >= self._begin and tuple(token_ids[end - len(mark) : end]) == mark for mark in self._closings
+            )
             return
         latest = self._num_prompt_tokens + _MAX_TOKENS_BEFORE
         for mark in self._budget.opening_token_ids:

@@ -5,6 +5,7 @@ nor how a budget is kept: the engine's workers do that.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from headrace.base.errors import InvalidRequestError
@@ -15,6 +16,8 @@ from headrace.server.reasoning.formats import ReasoningFormat
 
 _UNLIMITED = -1
 _HARMONY_EFFORTS = ("low", "medium", "high")
+_NEIGHBOURS = (("", " ", "\n", "\n\n", ".", ".\n", ".\n\n", "!", "?"), ("", " ", "\n", "\n\n"))
+"""What may stand before a mark, and after it, in one token with a part of it."""
 
 
 def effort_variables(
@@ -76,7 +79,7 @@ def thinking_budget(
     if prompt_text is not None and prompt_text.rstrip().endswith(marks.closing):
         return None  # the prompt has ended the reasoning
     opening, closing = (
-        tuple(tuple(tokenizer.encode(mark, add_special_tokens=False, parse_special=True)) for mark in group)
+        tuple(dict.fromkeys(ids for mark in group for ids in _spellings(mark, tokenizer)))
         for group in (marks.opening, marks.closing)
     )
     if prompt_text is not None:
@@ -84,7 +87,36 @@ def thinking_budget(
     else:
         begun, ended = _last_end(prompt_token_ids, opening), _last_end(prompt_token_ids, closing)
         num_spent = len(prompt_token_ids) - begun if begun > ended else -1
-    return ThinkingBudget(max_tokens=most, closing_token_ids=closing[0], opening_token_ids=opening, num_spent=num_spent)
+    return ThinkingBudget(
+        max_tokens=most,
+        closing_token_ids=closing[0],
+        other_closing_token_ids=closing[1:],
+        opening_token_ids=opening,
+        num_spent=num_spent,
+    )
+
+
+def _spellings(mark: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """How the tokenizer writes a mark: alone first, then joined to what may stand beside it. A token of its own is never
+    joined to anything."""
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+
+    alone = encode(mark)
+    if len(alone) == 1:
+        return [(alone[0],)]
+    spelt = {tuple(alone): None}
+    for before, after in product(*_NEIGHBOURS):
+        token_ids = encode(before + mark + after)
+        first, room = 0, len(before)
+        while first < len(token_ids) and (size := len(tokenizer.token_bytes(token_ids[first]))) <= room:
+            first, room = first + 1, room - size
+        end, room = len(token_ids), len(after)
+        while end > first and (size := len(tokenizer.token_bytes(token_ids[end - 1]))) <= room:
+            end, room = end - 1, room - size
+        spelt[tuple(token_ids[first:end])] = None
+    return [one for one in spelt if one]
 
 
 def _last_end(token_ids: Sequence[int], marks: Sequence[tuple[int, ...]]) -> int:
