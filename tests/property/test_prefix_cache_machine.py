@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.base.ids import BlockHash, BlockId, SequenceId
+from headrace.engine.mind.block_hashing import chain
 from headrace.engine.mind.prefix_cache import PrefixCache
 
 BLOCK_SIZE = 2
@@ -28,7 +29,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         parent = self.cache.root(adapter=owner[0], cache_salt=owner[1])
         chain = []
         for start in range(0, len(ids), BLOCK_SIZE):
-            parent = self.cache.chain(parent, ids[start : start + BLOCK_SIZE])
+            parent = chain(parent, ids[start : start + BLOCK_SIZE])
             chain.append(parent)
         return chain
 

@@ -1,17 +1,15 @@
 """PrefixCache finds the block that already holds the KV of a beginning. It owns hashes, not blocks.
 
-A full block is named by the hash of its tokens chained through the hash of everything before it. The first link is seeded
-with the execution identity, the adapter and the request's `cache_salt`, so KV is never reused where it would not be valid,
-nor across tenants. Hashes are of content (BLAKE2b, 128 bits): equal in every process, whatever its hash seed.
+A full block is named by the hash of its tokens chained through the hash of everything before it (`block_hashing.py`). The
+first link is seeded with the execution identity, the adapter and the request's `cache_salt`, so KV is never reused where it
+would not be valid, nor across tenants.
 """
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 
 from headrace.base.ids import BlockHash, BlockId, SequenceId
-
-_DIGEST_BYTES = 16
+from headrace.engine.mind.block_hashing import DIGEST_BYTES
 
 
 class PrefixCache:
@@ -26,18 +24,11 @@ class PrefixCache:
 
     def root(self, *, adapter: str, cache_salt: str) -> BlockHash:
         """What the first block's hash is chained to."""
-        hasher = hashlib.blake2b(self._identity_digest, digest_size=_DIGEST_BYTES)
+        hasher = hashlib.blake2b(self._identity_digest, digest_size=DIGEST_BYTES)
         for field in (adapter, cache_salt):
             raw = field.encode()
             hasher.update(len(raw).to_bytes(4, "big"))
             hasher.update(raw)
-        return BlockHash(hasher.digest())
-
-    @staticmethod
-    def chain(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-        """The hash of a full block of `token_ids` that follows `parent`."""
-        hasher = hashlib.blake2b(parent, digest_size=_DIGEST_BYTES)
-        hasher.update(array("I", token_ids).tobytes())
         return BlockHash(hasher.digest())
 
     def match(self, hashes: Sequence[BlockHash], limit: int) -> list[BlockId]:

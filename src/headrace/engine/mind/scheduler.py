@@ -13,6 +13,7 @@ from enum import Enum
 
 from headrace.base.clock import Nanos
 from headrace.base.ids import BlockId, SequenceId, StepId
+from headrace.engine.mind.block_hashing import BlockHasher
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.kv_cache_manager import Beginning, Growth, KVCacheManager
 from headrace.engine.mind.request_queue import RequestQueue
@@ -47,13 +48,14 @@ class _OpenStep:
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, identity_digest: bytes) -> None:
+    def __init__(self, config: SchedulerConfig, identity_digest: bytes, hasher: BlockHasher) -> None:
         self.config = config
         self.kv = KVCacheManager(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             identity_digest=identity_digest,
             enable_prefix_caching=config.enable_prefix_caching,
+            hasher=hasher,
         )
         self.waiting = RequestQueue(config.policy)
         self.running: list[SequenceState] = []  # in the queue's order: the last is the first to be preempted
@@ -90,6 +92,11 @@ class Scheduler:
         sequence.status = Status.FINISHED
         if was_running and sequence.num_steps_in_flight == 0:
             self._release(sequence)
+
+    @property
+    def has_released(self) -> bool:
+        """Whether the next plan has something to tell the workers to forget."""
+        return bool(self._released)
 
     # The phases of a step
 
@@ -201,7 +208,7 @@ class Scheduler:
         beginning = self.kv.find_beginning(sequence)
         if self.kv.is_next_block_being_computed(sequence, beginning):
             return _Verdict.PREFIX_BEING_COMPUTED, beginning
-        if self._num_allowed(step, len(sequence.token_ids) - beginning.num_tokens, step.budget) == 0:
+        if self._num_allowed(step, sequence.num_tokens - beginning.num_tokens, step.budget) == 0:
             return _Verdict.LONG_SHARE_USED_UP, beginning
         num_needed = self.kv.num_blocks_to_begin(sequence, beginning)
         if num_needed + num_reserved > self.kv.pool.num_available:
@@ -223,7 +230,7 @@ class Scheduler:
                 sequence.sequence_id,
                 sequence.sample_index,
                 sequence.num_prompt_tokens,
-                tuple(sequence.token_ids),
+                sequence.token_ids,
                 sequence.sampling,
                 tuple(sorted(sequence.eos_token_ids)),
                 sequence.request.structured_output,
@@ -239,7 +246,7 @@ class Scheduler:
         admission does not cause the next preemption."""
         kv = self.kv
         return sum(
-            max(kv.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_ids), 0) + 1 for sequence in self.running
+            max(kv.num_blocks_for(sequence.num_tokens) - len(sequence.block_ids), 0) + 1 for sequence in self.running
         )
 
     def _preempt_behind(self, index: int, step: _OpenStep) -> bool:
