@@ -26,6 +26,8 @@ class Endpoint:
     name: str
     epoch: int
     """Of all lives of all endpoints of this router, which one this is."""
+    life: int
+    """Its own count of its starts."""
     state: EndpointState
     heard: Nanos
     """When it last gave a sign of life."""

@@ -26,17 +26,17 @@ class Membership:
     def endpoint(self, name: str) -> Endpoint | None:
         return self._by_name.get(name)
 
-    def join(self, name: str, now: Nanos) -> Endpoint:
-        """An endpoint is there, with nothing to do and nothing cached. It must have been gone, if it was known."""
+    def join(self, name: str, life: int, now: Nanos) -> Endpoint:
+        """An endpoint is there, with nothing to do. It must have been gone, if it was known."""
         self._last_epoch += 1
         endpoint = self._by_name.get(name)
         if endpoint is None:
-            endpoint = Endpoint(len(self._endpoints), name, self._last_epoch, EndpointState.READY, now)
+            endpoint = Endpoint(len(self._endpoints), name, self._last_epoch, life, EndpointState.READY, now)
             self._endpoints.append(endpoint)
             self._by_name[name] = endpoint
             return endpoint
         assert endpoint.state is EndpointState.GONE, f"{name} joins and has not left"
-        endpoint.epoch = self._last_epoch
+        endpoint.epoch, endpoint.life = self._last_epoch, life
         endpoint.state, endpoint.heard, endpoint.load = EndpointState.READY, now, None
         endpoint.num_in_flight = endpoint.num_in_flight_tokens = 0
         return endpoint

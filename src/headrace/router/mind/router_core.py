@@ -65,7 +65,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Expel:
-    """The endpoint is gone, by the router's own judgement: it must join again to be sent anything."""
+    """The endpoint is gone: it must join again to be sent anything."""
 
     endpoint: str
     epoch: int
@@ -100,13 +100,21 @@ class RouterCore:
 
     # Endpoints come and go
 
-    def join(self, name: str, now: Nanos) -> tuple[int, list[Action]]:
-        """An endpoint is ready. Its epoch, and what can be done now that it is there; what it had before is lost."""
+    def join(self, name: str, life: int, now: Nanos) -> tuple[int, list[Action]]:
+        """An endpoint is ready, in this life of its own counting. Its epoch, and what can be done now that it is there.
+
+        A life that is a member already stays what it is: its message came twice. What an earlier life had is lost; of one
+        earlier than the last known, 0 is the epoch, and nothing changes."""
         actions: list[Action] = []
         known = self._membership.endpoint(name)
-        if known is not None and known.state is not EndpointState.GONE:
-            actions += self._lose(known, now)
-        endpoint = self._membership.join(name, now)
+        if known is not None:
+            if life < known.life:
+                return 0, []
+            if known.state is not EndpointState.GONE:
+                if life == known.life:
+                    return known.epoch, []
+                actions += self._lose(known, now)
+        endpoint = self._membership.join(name, life, now)
         self._by_endpoint[endpoint.index] = {}
         for flight in list(self._waiting.values()):
             actions += self._dispatch(flight, now)
@@ -120,10 +128,12 @@ class RouterCore:
         endpoint.state = EndpointState.DRAINING
         return not self._by_endpoint[endpoint.index]
 
-    def leave(self, name: str, now: Nanos) -> list[Action]:
-        """The endpoint is known to be gone: its connections broke, or it said so."""
+    def leave(self, name: str, life: int, now: Nanos) -> list[Action]:
+        """This life of an endpoint is known to be over: its connections broke, or it said so."""
         endpoint = self._membership.endpoint(name)
-        return [] if endpoint is None or endpoint.state is EndpointState.GONE else self._lose(endpoint, now)
+        if endpoint is None or endpoint.life != life or endpoint.state is EndpointState.GONE:
+            return []
+        return [Expel(name, endpoint.epoch), *self._lose(endpoint, now)]
 
     def report(self, name: str, report: LoadReport, now: Nanos) -> bool:
         """False: the endpoint is not a member in this epoch, and must join again."""
