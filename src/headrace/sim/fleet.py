@@ -6,9 +6,9 @@ every process, on every machine.
 """
 
 import hashlib
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 
 import msgspec
 
@@ -225,6 +225,5 @@ class Fleet:
                 record.num_cached_tokens, record.error, self._answering.get(record.request_id, ""),
             )  # fmt: skip
             hasher.update(msgspec.msgpack.encode(line))
-            for gap in record.gaps_ns:
-                hasher.update(gap.to_bytes(8, "big"))
+            hasher.update(array("q", record.gaps_ns).tobytes())
         return hasher.hexdigest()

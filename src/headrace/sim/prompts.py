@@ -41,6 +41,8 @@ class SegmentedPrompt(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice) and index.step is None and index.start is not None and index.stop is not None:
+            return self._between(index.start, min(index.stop, self._num_tokens))
         return self.written_out()[index]
 
     def __iter__(self) -> Iterator[int]:
@@ -48,6 +50,18 @@ class SegmentedPrompt(Sequence[int]):
 
     def written_out(self) -> "array[int]":
         return array("I", b"".join(segment_tokens(self.seed, s.key, s.num_tokens) for s in self.segments))
+
+    def _between(self, start: int, stop: int) -> Sequence[int]:
+        """Only the segments that it lies in."""
+        assert 0 <= start
+        pieces, position = [], 0
+        for segment in self.segments:
+            end = position + segment.num_tokens
+            if end > start and position < stop:
+                tokens = segment_tokens(self.seed, segment.key, segment.num_tokens)
+                pieces.append(tokens[4 * max(0, start - position) : 4 * (stop - position)])
+            position = end
+        return array("I", b"".join(pieces))
 
     def as_token_ids(self) -> tuple[int, ...]:
         """Itself, for where a tuple is asked for and a sequence is enough."""

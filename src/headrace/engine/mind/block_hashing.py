@@ -31,12 +31,10 @@ class ContentHasher:
 
 def chain_of(parent: BlockHash, tokens: bytes, block_size: int) -> list[BlockHash]:
     """The hashes of the full blocks of `tokens`, `TOKEN_BYTES` each in this machine's order, that follow `parent`."""
-    size = block_size * TOKEN_BYTES
+    size, blake2b = block_size * TOKEN_BYTES, hashlib.blake2b
     hashes = []
     for start in range(0, len(tokens) - size + 1, size):
-        hasher = hashlib.blake2b(parent, digest_size=DIGEST_BYTES)
-        hasher.update(tokens[start : start + size])
-        parent = BlockHash(hasher.digest())
+        parent = BlockHash(blake2b(parent + tokens[start : start + size], digest_size=DIGEST_BYTES).digest())
         hashes.append(parent)
     return hashes
 

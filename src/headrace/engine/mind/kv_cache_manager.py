@@ -97,7 +97,7 @@ class KVCacheManager:
 
     def num_blocks_to_begin(self, sequence: SequenceState, beginning: Beginning) -> int:
         """Available blocks that running all known tokens of a sequence uses up: new ones, and evictable ones it revives."""
-        revived = sum(self._pool.is_evictable(block_id) for block_id in beginning.block_ids)
+        revived = self._pool.num_evictable_of(beginning.block_ids)
         copied = 1 if beginning.num_tokens % self.block_size else 0
         missing = self.num_blocks_for(sequence.num_tokens) - len(beginning.block_ids)
         return revived + copied + missing
@@ -105,8 +105,7 @@ class KVCacheManager:
     def begin(self, sequence: SequenceState, beginning: Beginning) -> None:
         """Holds the blocks of its beginning and announces those it is going to compute."""
         assert not sequence.block_ids
-        for block_id in beginning.block_ids:
-            self._pool.share(block_id)
+        self._pool.share(beginning.block_ids)
         sequence.block_ids = list(beginning.block_ids)
         sequence.num_computed_tokens = sequence.num_confirmed_tokens = beginning.num_tokens
         if self._caching:
@@ -203,8 +202,9 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> None:
         """Forgets every known block. Running sequences keep theirs; nobody new will find them."""
-        for block_id in self._prefix.known_blocks():
-            self._prefix.forget(block_id)
+        known = self._prefix.known_blocks()
+        self._prefix.forget(known)
+        for block_id in known:
             self._pool.drop(block_id)
 
     def check_integrity(self, running: Iterable[SequenceState]) -> None:
@@ -222,10 +222,8 @@ class KVCacheManager:
 
     def _publish_full_blocks(self, sequence: SequenceState, num_full: int) -> None:
         self._extend_hashes(sequence, num_full)
-        for index in range(sequence.num_published_blocks, num_full):
-            block_id = sequence.block_ids[index]
-            if self._prefix.publish(sequence.block_hashes[index], block_id):
-                self._pool.retain(block_id)
+        new = slice(sequence.num_published_blocks, num_full)
+        self._pool.retain(self._prefix.publish(sequence.block_hashes[new], sequence.block_ids[new]))
         sequence.num_published_blocks = num_full
 
     def _extend_hashes(self, sequence: SequenceState, num_blocks: int) -> None:

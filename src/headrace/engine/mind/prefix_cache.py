@@ -6,7 +6,7 @@ would not be valid, nor across tenants.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace.base.ids import BlockHash, BlockId, SequenceId
 from headrace.engine.mind.block_hashing import DIGEST_BYTES
@@ -34,25 +34,31 @@ class PrefixCache:
     def match(self, hashes: Sequence[BlockHash], limit: int) -> list[BlockId]:
         """The blocks of the longest known beginning of `hashes`, at most `limit` of them. Changes nothing."""
         found = []
+        block_of = self._block_of.get
         for block_hash in hashes[:limit]:
-            block_id = self._block_of.get(block_hash)
+            block_id = block_of(block_hash)
             if block_id is None:
                 break
             found.append(block_id)
         return found
 
-    def publish(self, block_hash: BlockHash, block_id: BlockId) -> bool:
-        """Makes a computed block findable. False if the same content is known already: the first one stays."""
-        self._computing.pop(block_hash, None)
-        if block_hash in self._block_of:
-            return False
-        self._block_of[block_hash] = block_id
-        self._hash_of[block_id] = block_hash
-        return True
+    def publish(self, hashes: Sequence[BlockHash], block_ids: Sequence[BlockId]) -> list[BlockId]:
+        """Makes computed blocks findable, and says which. Content that is known already stays where it was first."""
+        block_of, hash_of, computed = self._block_of, self._hash_of, self._computing.pop
+        published = []
+        for block_hash, block_id in zip(hashes, block_ids, strict=True):
+            computed(block_hash, None)
+            if block_hash not in block_of:
+                block_of[block_hash] = block_id
+                hash_of[block_id] = block_hash
+                published.append(block_id)
+        return published
 
-    def forget(self, block_id: BlockId) -> None:
-        """The block's content is about to go."""
-        del self._block_of[self._hash_of.pop(block_id)]
+    def forget(self, block_ids: Iterable[BlockId]) -> None:
+        """The blocks' content is about to go."""
+        block_of, take = self._block_of, self._hash_of.pop
+        for block_id in block_ids:
+            del block_of[take(block_id)]
 
     def known_blocks(self) -> list[BlockId]:
         return list(self._hash_of)
@@ -61,8 +67,9 @@ class PrefixCache:
 
     def announce(self, hashes: Sequence[BlockHash], sequence_id: SequenceId) -> None:
         """`sequence_id` is going to compute these blocks."""
+        announce = self._computing.setdefault
         for block_hash in hashes:
-            self._computing.setdefault(block_hash, sequence_id)
+            announce(block_hash, sequence_id)
 
     def withdraw(self, hashes: Sequence[BlockHash], sequence_id: SequenceId) -> None:
         """`sequence_id` is not going to compute those of them that it has not published yet."""
