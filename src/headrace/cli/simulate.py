@@ -16,6 +16,7 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.units import seconds
 from headrace.cli.report_view import report_console, show_summary
+from headrace.cli.simulate_fleet import add_options, run_fleet
 from headrace.engine.host.recording import read_recording
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.measure.report.record import RunFacts
@@ -37,10 +38,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "simulate",
         help="rehearse the engine's decisions in virtual time",
-        description="Runs the engine's real scheduler in virtual time under scenarios drawn from seeds, checking every "
-        "invariant after every event; or replays a recording (serve --record-steps) and compares the plans byte for byte.",
+        description="Rehearses a fleet that a file describes under a workload, with the real router and schedulers in virtual "
+        "time. Without a fleet: runs the real scheduler under scenarios drawn from seeds, checking every invariant after every "
+        "event; or replays a recording (serve --record-steps) and compares the plans byte for byte.",
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    add_options(parser)
+    parser.add_argument("--seed", type=int, help="the first seed (default 0, or the fleet file's)")
     parser.add_argument("--num-seeds", type=_positive, default=1, help="how many seeds, counted up (default 1)")
     parser.add_argument("--num-requests", type=_positive, default=100, help="requests per scenario (default 100)")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a recording instead of drawing scenarios")
@@ -61,13 +64,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 if every rule held, 1 if not, with the one line that reproduces the failure."""
     console = report_console()
+    if options.fleet is not None:
+        if options.workload is None:
+            raise ConfigurationError("a fleet needs something to do: add --workload FILE")
+        return run_fleet(options, _read_workload(options.workload), console)
     if options.replay is not None:
         return _replay(options.replay, console)
     if options.workload is not None:
         return _run_workload(options.workload, options.engine, options.result, console)
     if options.engine is not None or options.result is not None:
         raise ConfigurationError("--engine and --result belong to --workload: add it, or leave them out")
-    return _simulate(options.seed, options.num_seeds, options.num_requests, console)
+    return _simulate(options.seed or 0, options.num_seeds, options.num_requests, console)
 
 
 def _run_workload(path: Path, engine: Path | None, result: Path | None, console: Console) -> int:
