@@ -132,7 +132,7 @@ class Clients:
             request_id=request_id,
             prompt_token_ids=prompt,
             sampling=SamplingParams(
-                max_tokens=asked.num_output_tokens, ignore_eos=True, seed=_seed_of(asked.request_id, self.workload.seed)
+                max_tokens=asked.num_output_tokens, ignore_eos=True, seed=seed_of(asked.request_id, self.workload.seed)
             ),
             cache_salt=salt,
         )
@@ -298,6 +298,6 @@ class Clients:
         return tuple(self.hasher.prompt_hashes(root, prompt, routing.block_size))
 
 
-def _seed_of(request_id: str, seed: int) -> int:
+def seed_of(request_id: str, seed: int) -> int:
     """Equal in every process, and for every attempt at one request."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{request_id}".encode(), digest_size=4).digest(), "big") >> 1

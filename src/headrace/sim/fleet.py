@@ -135,6 +135,8 @@ class Fleet:
             stream(spec.seed, "faults"),
         )
         self._answering: dict[str, str] = {}
+        self.on_answer: Callable[[str, Finish], None] | None = None
+        """Told every answer that a client got."""
 
     def begin(self) -> None:
         """Everything is set out on the event queue."""
@@ -186,6 +188,8 @@ class Fleet:
 
     def _answered(self, name: str, finish: Finish) -> None:
         self._answering[name] = finish.replica
+        if self.on_answer is not None:
+            self.on_answer(name, finish)
         times = finish.times
         if self._how.keeps_spans and times is not None:
             self.logger.log.spans.append(

@@ -112,6 +112,11 @@ class ReplicaHost(Observer):
         return self._gate.epoch if self._gate is not None else 0
 
     @property
+    def num_open(self) -> int:
+        """Requests that it has and has not answered."""
+        return len(self._generations)
+
+    @property
     def core(self) -> EngineCore | None:
         return None if self._replica is None else self._replica.core
 
@@ -212,7 +217,7 @@ class ReplicaHost(Observer):
             if epoch != self.epoch:
                 self._refuse(request.request_id, generation)
             return
-        self._around.watch.admitted(self.name, epoch, self.epoch, request)
+        self._around.watch.admitted(self.name, epoch, self.epoch, request, generation)
         engine_request_id = _engine_request_id(request.request_id, generation)
         self._generations[engine_request_id] = Generation(request.request_id, generation)
         self._replica.receive(

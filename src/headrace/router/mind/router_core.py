@@ -197,6 +197,19 @@ class RouterCore:
                 actions.append(Reject(flight.request.request_id, "no endpoint"))
         return actions
 
+    def check_integrity(self) -> None:
+        """Asserts every rule that must hold between calls."""
+        for endpoint in self._membership.endpoints:
+            held = self._by_endpoint[endpoint.index]
+            assert endpoint.num_in_flight == len(held), f"{endpoint.name} counts requests that it has not"
+            assert endpoint.num_in_flight_tokens == sum(flight.request.num_prompt_tokens for flight in held.values())
+            assert not held or endpoint.state is not EndpointState.GONE, f"{endpoint.name} is gone and has requests"
+        num_placed = sum(len(held) for held in self._by_endpoint.values())
+        assert num_placed + len(self._waiting) == len(self._flights), "a request is nowhere, or in two places"
+        assert len(self._fence) <= len(self._flights), "a fence stands where no request is"
+        for flight in self._waiting.values():
+            assert flight.endpoint is None, "a request waits and is placed"
+
     # Parts
 
     def _dispatch(self, flight: _Flight, now: Nanos) -> list[Action]:
