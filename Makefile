@@ -5,6 +5,8 @@ PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check
 MODEL ?= smollm2-135m
 ARGS ?=
+# Of each of the seven kinds of trouble that there are.
+SIM_SEEDS ?= 1429
 TORCH := torch==2.13.0
 TORCH_RANGE := $(shell sed -n 's/^ *"\(torch[^"]*\)".*/\1/p' pyproject.toml)
 
@@ -20,7 +22,7 @@ say = printf '\033[1m==> %s\033[0m\n' "$(1)"
 fail = { printf 'make: %s\n' "$(1)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all check bench docs clean
+.PHONY: help setup serve test test-all sim check bench docs clean
 
 help: ## show this
 	@echo "Headrace: the commands"
@@ -40,6 +42,9 @@ test-all: $(HAS_ALL) ## run all tests that this machine can
 	@$(VENV)/bin/headrace pull smollm2-135m
 	@$(VENV)/bin/headrace pull gemma3-270m
 	@$(VENV)/bin/pytest -m 'not gpu' $(ARGS)
+
+sim: $(HAS_ALL) ## rehearse 10,000 fleets under drawn faults, over all cores
+	@$(VENV)/bin/headrace simulate --case all --num-seeds $(SIM_SEEDS) --num-jobs $$(getconf _NPROCESSORS_ONLN) $(ARGS)
 
 check: $(HAS_ALL) ## ruff, mypy in strict mode, and who may import whom
 	@$(call say,ruff); $(VENV)/bin/ruff check .

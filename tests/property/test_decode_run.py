@@ -1,7 +1,7 @@
 """Steps that are taken together come to what they come to one by one: every plan, every token and every moment is equal.
 
-The same arrivals and disconnects run twice, step by step and with runs; what the runs say of themselves is written out as the
-steps that they stand for, and both logs must be the same bytes.
+The same arrivals and disconnects run twice, step by step and with runs; what the runs say of themselves is written out as
+the steps that they stand for, and both logs must be the same bytes.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from headrace.sim.answers import AnswerWorker
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import SimExecutor
 from headrace.sim.replica import Observer, SimReplica
-from headrace.sim.step_cost import LinearStepCost, SlowedStepCost, StepCost
+from headrace.sim.step_cost import LinearStepCost, SlowedStepCost, StepCost, decode_run_durations
 
 VOCAB_SIZE = 997
 EOS = 7
@@ -43,7 +43,7 @@ class Log(Observer):
     def updated(self, now: Nanos, updates: list[RequestUpdate]) -> None:
         self.lines.append(msgspec.msgpack.encode(("updates", now, updates)))
 
-    def ran(self, run: DecodeRun, ends: Sequence[Nanos]) -> None:
+    def ran(self, run: DecodeRun, ends: Sequence[int]) -> None:
         self.num_steps_in_runs += run.num_steps
         tokens = [list(sequence.output_token_ids[-run.num_steps :]) for sequence in run.sequences]
         for index, (plan, now) in enumerate(zip(run.plans(0), ends, strict=True)):
@@ -56,8 +56,8 @@ class Log(Observer):
                 )
                 for place, sequence in enumerate(run.sequences)
             ]
-            self.updated(now, updates)
-            self.planned(now, plan)
+            self.updated(Nanos(now), updates)
+            self.planned(Nanos(now), plan)
 
 
 def rehearse(seed: int, config: SchedulerConfig, cost: StepCost, *, takes_runs: bool) -> Log:
@@ -67,9 +67,7 @@ def rehearse(seed: int, config: SchedulerConfig, cost: StepCost, *, takes_runs: 
     core = EngineCore(config, eos_token_ids=(EOS,), identity_digest=b"test")
     slowed = SlowedStepCost(cost)
     executor = SimExecutor(worker=AnswerWorker(VOCAB_SIZE), cost=slowed, clock=clock, events=events)
-    replica = SimReplica(
-        core=core, executor=executor, clock=clock, events=events, observer=log, takes_runs=takes_runs
-    )
+    replica = SimReplica(core=core, executor=executor, clock=clock, events=events, observer=log, takes_runs=takes_runs)
 
     def slow_down(percent: int) -> None:
         slowed.slowdown_percent = percent
@@ -153,6 +151,8 @@ def test_most_decode_steps_are_taken_together() -> None:
 def test_the_stated_cost_of_a_run_is_that_of_its_steps(num_steps: int) -> None:
     cost = LinearStepCost()
     starts = [5, 17, 3]
-    from headrace.sim.step_cost import decode_run_durations
 
-    assert list(cost.decode_run(starts, num_steps)) == list(decode_run_durations(lambda plan: cost(plan), starts, num_steps))
+    def plain(plan: StepPlan) -> Nanos:
+        return cost(plan)
+
+    assert list(cost.decode_run(starts, num_steps)) == list(decode_run_durations(plain, starts, num_steps))

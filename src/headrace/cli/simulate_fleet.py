@@ -114,7 +114,7 @@ def _rehearse(
 
         how = Rehearsal(
             on_progress=show,
-            log_interval_ns=Nanos(max(1, nanos(options.log_interval))),
+            log_interval_ns=max(1, nanos(options.log_interval)),
             keeps_spans=options.trace_file is not None or options.event_log is not None,
         )
         outcome = Fleet(spec, workload, how).run(facts)

@@ -33,6 +33,7 @@ from headrace.sim.replica_host import ROUTER, Finish
 from headrace.sim.router_host import RouterHost
 
 _BYTES_PER_TOKEN = 4
+_ROUTER_ROOT = b"router/"
 _TRYING_AGAIN = frozenset({"unavailable", "dropped", "no endpoint"})
 """Failures after which a client sends its request again, if it does that at all."""
 
@@ -54,10 +55,9 @@ class _Open:
 
 @dataclass(slots=True, kw_only=True)
 class Routing:
-    """How prompts are named for the router: with blocks of this size, from this root on; 0: not at all."""
+    """How prompts are named for the router: with blocks of this size; 0: not at all."""
 
     block_size: int
-    root: BlockHash = BlockHash(b"router")
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class Clients:
     _contexts: dict[str, list[int]] = field(default_factory=dict)
     _arrivals: Iterator[WorkloadRequest] = field(init=False)
     _num_expected: int = 0
-    _counted: Nanos = Nanos(0)
+    _counted: int = 0
 
     def begin(self) -> None:
         first = []
@@ -294,7 +294,7 @@ class Clients:
         routing = self.routing
         if not routing.block_size:
             return ()
-        root = BlockHash(routing.root + salt.encode())
+        root = BlockHash(_ROUTER_ROOT + salt.encode())
         return tuple(self.hasher.prompt_hashes(root, prompt, routing.block_size))
 
 

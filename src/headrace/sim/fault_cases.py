@@ -1,8 +1,8 @@
 """Cases: small fleets under faults, drawn from a seed: deterministic simulation testing.
 
-Each case has its own kinds of trouble. After a while everything is healed, and all that was asked must end within a bound; then
-nothing may be left over. What is told on the way is checked by `FleetInvariants`, what lies in KV blocks by `SimulatedWorker`,
-and what clients get is held against what a model alone in the world would have answered.
+Each case has its own kinds of trouble. After a while everything is healed, and all that was asked must end within a bound;
+then nothing may be left over. What is told on the way is checked by `FleetInvariants`, what lies in KV blocks by
+`SimulatedWorker`, and what clients get is held against what a model alone in the world would have answered.
 """
 
 from collections.abc import Mapping
@@ -101,7 +101,7 @@ def run_case(seed: int, name: str, *, num_requests: int = 30) -> CaseOutcome:
         make_worker=_answering if takes_runs else _fingerprinting,
         cache_salt=salts.of_request,
         keeps_tokens=True,
-        log_interval_ns=Nanos(nanos(10.0)),
+        log_interval_ns=nanos(10.0),
     )
     fleet = Fleet(spec, workload, how)
     answers = _Answers(fleet, workload, is_checked=not takes_runs)
@@ -226,9 +226,7 @@ def draw_fleet(seed: int, case: Case) -> FleetSpec:
                     per_token_ns=rng.choice([0, 200_000]),
                     per_context_token_ns=rng.choice([0, 1_000]),
                 ),
-                start=StartSpec(
-                    process_s=rng.choice([0.1, 2.0]), weight_bytes=0, warm_up_s=0.1, is_warm=rng.random() < 0.7
-                ),
+                start=StartSpec(process_s=rng.choice([0.1, 2.0]), weight_bytes=0, warm_up_s=0.1, is_warm=rng.random() < 0.7),
             )
         },
         router=RouterSpec(

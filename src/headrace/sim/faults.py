@@ -1,4 +1,5 @@
-"""Faults: what goes wrong in a fleet, and when. Each begins at a moment and ends at another, whatever has become of the rest.
+"""Faults: what goes wrong in a fleet, and when. Each begins at a moment and ends at another, whatever has become of the
+rest.
 
 Knows how a fault is done to a host and a network. Does not know what must hold in spite of it: `invariants.py` does.
 """

@@ -1,8 +1,8 @@
 """Fleet: a router and its replicas, clients and a network, under virtual time; built from a description, run to the end.
 
-Decides nothing: replicas are real `EngineCore`s, the router is the real `RouterCore`. One seed with a stream of chance for each
-part, so what one part draws never shifts what another draws. The outcome is a function of description, workload and seed: equal in
-every process, on every machine.
+Decides nothing: replicas are real `EngineCore`s, the router is the real `RouterCore`. One seed with a stream of chance for
+each part, so what one part draws never shifts what another draws. The outcome is a function of description, workload and
+seed: equal in every process, on every machine.
 """
 
 import hashlib
@@ -14,9 +14,8 @@ import msgspec
 
 from headrace.base.clock import ManualClock, Nanos
 from headrace.base.rng import stream
-from headrace.base.units import nanos
+from headrace.base.units import NANOS_PER_SECOND, nanos
 from headrace.engine.mind.block_hashing import BlockHasher
-from headrace.engine.mind.request import Request
 from headrace.measure.report.record import RequestRecord, Run, RunFacts
 from headrace.measure.workload.request import ChatPrompt, Workload, WorkloadRequest
 from headrace.router.mind.profile import profile_for
@@ -63,10 +62,10 @@ class Rehearsal:
 
     takes_runs: bool = True
     """Decode steps that are alike are taken together; off only to show that it makes no difference."""
-    log_interval_ns: Nanos = Nanos(1_000_000_000)
+    log_interval_ns: int = NANOS_PER_SECOND
     keeps_spans: bool = False
     keeps_tokens: bool = False
-    watch: Watch = Watch()
+    watch: Watch | None = None
     make_worker: Callable[[PoolSpec], Worker] = lambda spec: AnswerWorker()
     cache_salt: Callable[[WorkloadRequest], str] = lambda asked: ""
     on_progress: Callable[[Progress], None] | None = None
@@ -79,11 +78,9 @@ class Fleet:
         self._how = how
         self.clock = ManualClock()
         self.events = EventQueue(self.clock)
-        self.watch = how.watch
+        self.watch = how.watch or Watch()
         self._hasher: BlockHasher = SegmentHasher()
-        self.network = Network(
-            spec.network, rng=stream(spec.seed, "network"), clock=self.clock, events=self.events
-        )
+        self.network = Network(spec.network, rng=stream(spec.seed, "network"), clock=self.clock, events=self.events)
         profile = profile_for(spec.router)
         keeps_context = any(isinstance(r.prompt, ChatPrompt) and r.prompt.continues for r in workload.requests)
         around = Surroundings(

@@ -63,7 +63,7 @@ class FleetLog(msgspec.Struct, kw_only=True):
 class FleetLogger:
     """Takes the figures down; a gap since the last moment is that of the counters."""
 
-    def __init__(self, replicas: Iterable[str], *, interval_ns: Nanos) -> None:
+    def __init__(self, replicas: Iterable[str], *, interval_ns: int) -> None:
         names = list(replicas)
         self.log = FleetLog(
             interval_ms=interval_ns / 1e6, replicas=names, columns={name: ReplicaColumns() for name in names}

@@ -1,6 +1,7 @@
 """What a fleet is, as a file describes it: pools of replicas, a router, a network, clients, and what goes wrong.
 
-Knows facts and their limits; builds nothing. Every struct refuses fields that it does not know. `cli/fleet_file.py` reads it.
+Knows facts and their limits; builds nothing. Every struct refuses fields that it does not know. `cli/fleet_file.py` reads
+it.
 """
 
 from enum import StrEnum

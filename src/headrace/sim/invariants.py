@@ -72,8 +72,12 @@ class FleetInvariants(Watch):
         self._admitted.add(name)
 
     def forwarded(self, request_id: RequestId, generation: int) -> None:
-        assert generation == self._newest[request_id], f"output of a superseded generation of {request_id} went to its client"
-        assert self._forwarded.setdefault(request_id, generation) == generation, f"{request_id} has output of two generations"
+        assert generation == self._newest[request_id], (
+            f"output of a superseded generation of {request_id} went to its client"
+        )
+        assert self._forwarded.setdefault(request_id, generation) == generation, (
+            f"{request_id} has output of two generations"
+        )
 
     # The engines
 

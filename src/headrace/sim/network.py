@@ -1,7 +1,8 @@
 """Network: messages that take time, get lost, come twice or out of order, and do not pass a partition.
 
-A message with a `failed` is a part of a connection: it is sent again until it gets through or has been held up too long, and then
-its sender is told. One without is a datagram. Knows names of machines and numbers of bytes; does not know what it carries.
+A message with a `failed` is a part of a connection: it is sent again until it gets through or has been held up too long,
+and then its sender is told. One without is a datagram. Knows names of machines and numbers of bytes; does not know what it
+carries.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,8 @@ class Network:
         self._is_troubled = bool(spec.loss or spec.duplication or spec.reordering)
 
     def latency(self, source: str, target: str) -> int:
-        """One way, for a connection that begins now: at least a nanosecond, so that nothing is answered before it is asked."""
+        """One way, for a connection that begins now: at least a nanosecond, so that nothing is answered before it is
+        asked."""
         base = self._client_latency_ns if CLIENT in (source, target) else self._latency_ns
         return base + self._rng.randrange(self._jitter_ns) if self._jitter_ns else base
 

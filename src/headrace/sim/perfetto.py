@@ -1,7 +1,7 @@
 """A fleet's log as a trace for Perfetto (ui.perfetto.dev) and `chrome://tracing`, in the Trace Event Format.
 
-One process a replica; requests as async slices with their queueing, prefill and decode inside, figures as counters, faults as
-instants. Makes bytes; opens no file.
+One process a replica; requests as async slices with their queueing, prefill and decode inside, figures as counters, faults
+as instants. Makes bytes; opens no file.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Prompts in rehearsal: real token ids that need not be written out, and hashes of them that are made once.
 
-A prompt of a workload is a list of segments by name, and a segment's tokens are a function of its name (and of the workload's
-seed). A trace of a hundred million tokens names the same segments again and again; the hash of a block is that of its tokens,
-but who has hashed a segment after a certain beginning once need not do it again.
+A prompt of a workload is a list of segments by name, and a segment's tokens are a function of its name (and of the
+workload's seed). A trace of a hundred million tokens names the same segments again and again; the hash of a block is that
+of its tokens, but who has hashed a segment after a certain beginning once need not do it again.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ class SegmentedPrompt(Sequence[int]):
 
     def _between(self, start: int, stop: int) -> Sequence[int]:
         """Only the segments that it lies in."""
-        assert 0 <= start
+        assert start >= 0
         pieces, position = [], 0
         for segment in self.segments:
             end = position + segment.num_tokens
@@ -99,9 +99,7 @@ class SegmentHasher:
                 parent = new[-1]
         return hashes
 
-    def _of_whole_blocks(
-        self, parent: BlockHash, seed: int, key: str, num_tokens: int, block_size: int
-    ) -> list[BlockHash]:
+    def _of_whole_blocks(self, parent: BlockHash, seed: int, key: str, num_tokens: int, block_size: int) -> list[BlockHash]:
         known, name = self._known, (parent, seed, key, num_tokens, block_size)
         found = known.get(name)
         if found is not None:

@@ -1,8 +1,8 @@
 """SimReplica: one engine in rehearsal: the real `EngineCore` and the order of a real engine's turn.
 
-Knows when the mind is asked. The mind does not know that it is being rehearsed. Where nothing happens but decode steps that are
-alike, and the worker can tell the tokens beforehand, the replica takes them together: at the next message, or when somebody
-looks, the mind catches up. It comes to the same as taking them one by one (`tests/property/test_decode_run.py`).
+Knows when the mind is asked. The mind does not know that it is being rehearsed. Where nothing happens but decode steps that
+are alike, and the worker can tell the tokens beforehand, the replica takes them together: at the next message, or when
+somebody looks, the mind catches up. It comes to the same as taking them one by one (`tests/property/test_decode_run.py`).
 """
 
 from bisect import bisect_left
@@ -36,7 +36,7 @@ class Observer:
     def updated(self, now: Nanos, updates: list[RequestUpdate]) -> None: ...
     def refused(self, now: Nanos, request: Request, error: Exception) -> None: ...
 
-    def ran(self, run: DecodeRun, ends: Sequence[Nanos]) -> None:
+    def ran(self, run: DecodeRun, ends: Sequence[int]) -> None:
         """Many steps at once. `ends`: when each of those that ended did, and the next of those planned was planned."""
 
 
@@ -50,7 +50,7 @@ class ForetellingWorker(Protocol):
 
 
 class _Run(NamedTuple):
-    ends: list[Nanos]
+    ends: list[int]
     """Of the steps in flight when it began, then of those planned in it."""
     num_steps: int
     """Steps that the mind may take together."""
@@ -150,13 +150,13 @@ class SimReplica:
 
     def _begin_run(self, num_steps: int) -> None:
         """The step after the last that can be taken together ends as any other does."""
-        ends = self._executor.ends
+        ends: list[int] = list(self._executor.ends)
         starts = [sequence.num_computed_tokens for sequence in self.core.running]
         durations = decode_run_durations(self._executor.cost, starts, num_steps)
         last = ends.pop()
         ends += accumulate(durations, initial=last)
         self._run, self._num_taken = _Run(ends, num_steps), 0
-        self._executor.pause(ends[num_steps], self._finish_run)
+        self._executor.pause(Nanos(ends[num_steps]), self._finish_run)
 
     def _finish_run(self) -> None:
         assert self._run is not None
@@ -172,7 +172,7 @@ class SimReplica:
         ends = self._run.ends[self._num_taken : self._num_taken + len(in_flight)]
         self._run = None
         self._executor.resume(
-            RunningStep(end, plan, self._completion(plan)) for end, plan in zip(ends, in_flight, strict=True)
+            RunningStep(Nanos(end), plan, self._completion(plan)) for end, plan in zip(ends, in_flight, strict=True)
         )
 
     def _take(self, num_taken: int) -> None:

@@ -41,7 +41,7 @@ class Generation:
 
     client_request_id: RequestId
     number: int
-    chunks: list[Nanos] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
     """When each of its tokens was there."""
     token_ids: list[int] = field(default_factory=list)
     """The tokens, where somebody wants to see them."""
@@ -56,7 +56,7 @@ class Finish:
     """The end of a generation, as its replica tells it."""
 
     replica: str
-    chunks: Sequence[Nanos]
+    chunks: Sequence[int]
     token_ids: Sequence[int]
     reason: FinishReason
     num_cached_tokens: int
@@ -179,7 +179,10 @@ class ReplicaHost(Observer):
     def join(self) -> None:
         """Tells the router that it is ready, until that gets through."""
         self._around.network.send(
-            self.name, ROUTER, partial(self._router.joins, self.name, self._life), failed=partial(self._join_later, self._life)
+            self.name,
+            ROUTER,
+            partial(self._router.joins, self.name, self._life),
+            failed=partial(self._join_later, self._life),
         )
 
     def _join_later(self, life: int) -> None:
@@ -276,7 +279,7 @@ class ReplicaHost(Observer):
             if update.finish_reason is not None:
                 self._finish(update.request_id, generation, update)
 
-    def ran(self, run: DecodeRun, ends: Sequence[Nanos]) -> None:
+    def ran(self, run: DecodeRun, ends: Sequence[int]) -> None:
         for sequence in run.sequences:
             generation = self._generations[sequence.request.request_id]
             generation.chunks += ends

@@ -9,7 +9,8 @@ from headrace.base.ids import SequenceId, StepId
 from headrace.engine.mind.step import ScheduledSequence, StepPlan
 
 StepCost = Callable[[StepPlan], Nanos]
-"""The duration of a plan's execution, once it starts. A function of the plan's entries, but not of which blocks they have."""
+"""The duration of a plan's execution, once it starts. A function of the plan's entries, but not of which blocks they
+have."""
 
 
 class DecodeRunCost(Protocol):

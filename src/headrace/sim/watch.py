@@ -1,5 +1,5 @@
-"""Watch: told everything that crosses between the parts of a fleet in rehearsal. This one does not care; `invariants.py` has one
-that knows what must hold."""
+"""Watch: told everything that crosses between the parts of a fleet in rehearsal. This one does not care; `invariants.py`
+has one that knows what must hold."""
 
 from headrace.base.ids import RequestId
 from headrace.engine.mind.request import Request

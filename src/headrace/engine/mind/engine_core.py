@@ -177,7 +177,9 @@ class EngineCore:
         assert keys == sorted(keys), "the running are out of order"
         for sequence in unfinished:
             assert sequence.status is not Status.FINISHED
-            assert sequence.num_tokens == sequence.num_prompt_tokens + len(sequence.output_token_ids) < sequence.max_num_tokens
+            assert (
+                sequence.num_tokens == sequence.num_prompt_tokens + len(sequence.output_token_ids) < sequence.max_num_tokens
+            )
             assert sequence.num_confirmed_tokens <= sequence.num_computed_tokens
 
     # Parts

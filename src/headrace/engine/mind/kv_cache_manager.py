@@ -238,4 +238,5 @@ class KVCacheManager:
             sequence.root_hash = root
         for index in range(len(hashes), num_blocks):
             parent = hashes[-1] if hashes else sequence.root_hash
+            assert parent is not None
             hashes.append(chain(parent, sequence.tokens_between(index * size, (index + 1) * size)))

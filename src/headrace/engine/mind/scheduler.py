@@ -245,9 +245,7 @@ class Scheduler:
         """Blocks that the running will need: the rest of their known tokens, and one more each to grow into, so that
         admission does not cause the next preemption."""
         kv = self.kv
-        return sum(
-            max(kv.num_blocks_for(sequence.num_tokens) - len(sequence.block_ids), 0) + 1 for sequence in self.running
-        )
+        return sum(max(kv.num_blocks_for(sequence.num_tokens) - len(sequence.block_ids), 0) + 1 for sequence in self.running)
 
     def _preempt_behind(self, index: int, step: _OpenStep) -> bool:
         """Takes the blocks of the last running sequence from `index` on that can give any now; False if none can.

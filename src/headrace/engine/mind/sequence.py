@@ -65,7 +65,7 @@ class SequenceState:
     block_ids: list[BlockId] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     """Hashes of the full blocks among the tokens known, as far as they were asked for."""
-    root_hash: BlockHash = BlockHash(b"")
+    root_hash: BlockHash | None = None
     """What the first of them is chained to."""
     num_published_blocks: int = 0
     """How many leading blocks are in the prefix cache or were found there."""

@@ -1,8 +1,8 @@
 """Fences: whose work still counts.
 
-A request that is sent again is of a new generation, and the work of the old one, wherever it still goes on, must reach neither
-the client nor the new endpoint's engine. `GenerationFence` stands on the router's side, `DispatchGate` at an endpoint's door.
-Knows numbers and names; does not know time.
+A request that is sent again is of a new generation, and the work of the old one, wherever it still goes on, must reach
+neither the client nor the new endpoint's engine. `GenerationFence` stands on the router's side, `DispatchGate` at an
+endpoint's door. Knows numbers and names; does not know time.
 """
 
 from collections import OrderedDict

@@ -1,7 +1,8 @@
 """Membership: who can be sent to, in which life of theirs.
 
-Every arrival gives an endpoint a new epoch, and no epoch is given twice; so whatever speaks of an earlier life (a late report, an
-answer that was held up) is recognised by its number and changes nothing. Knows signs of life; does not know requests.
+Every arrival gives an endpoint a new epoch, and no epoch is given twice; so whatever speaks of an earlier life (a late
+report, an answer that was held up) is recognised by its number and changes nothing. Knows signs of life; does not know
+requests.
 """
 
 from collections.abc import Sequence

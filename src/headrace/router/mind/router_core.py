@@ -1,8 +1,8 @@
 """RouterCore: one router's mind: where each request goes, and what becomes of it when something fails.
 
-Told what happened, it answers with actions for whoever owns it to carry out. A request that is lost with its endpoint before its
-first token goes to another, as a new generation; after that its client is told, since what was streamed cannot be taken back.
-Every request that was submitted ends once: finished, rejected or cancelled.
+Told what happened, it answers with actions for whoever owns it to carry out. A request that is lost with its endpoint
+before its first token goes to another, as a new generation; after that its client is told, since what was streamed cannot
+be taken back. Every request that was submitted ends once: finished, rejected or cancelled.
 """
 
 from collections import OrderedDict
