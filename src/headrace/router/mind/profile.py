@@ -26,7 +26,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Blocks that the prefix index remembers."""
     max_waiting: int = 8
     """For prefix-affinity: an endpoint that reported more waiting gets nothing while another reported fewer."""
-    load_weight: float = 0.5
+    load_weight: float = 0.25
     """For prefix-affinity: what the fewest tokens in flight are worth beside a wholly cached prompt, which is worth 1."""
 
     def __post_init__(self) -> None:
