@@ -37,6 +37,22 @@ inline uint8_t* allocate_bytes(size_t num_bytes) {
     return static_cast<uint8_t*>(p);
 }
 
+// Memory that is written before it is read, and that grows with what is asked for.
+class Scratch {
+  public:
+    uint8_t* reserve(size_t num_bytes) {
+        if (num_bytes > size_) {
+            block_.reset(allocate_bytes(num_bytes));
+            size_ = num_bytes;
+        }
+        return block_.get();
+    }
+
+  private:
+    Owned<uint8_t> block_;
+    size_t size_ = 0;
+};
+
 // Zeros that take memory only where they are written to: a large cache costs nothing before it is used.
 class UntouchedZeros {
   public:

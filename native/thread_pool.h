@@ -5,6 +5,7 @@
 // others do its share.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -36,6 +37,15 @@ class ThreadPool {
     void run(int num_items, Work&& work) {
         run_erased(num_items, [](void* w, int thread, int item) { (*static_cast<std::remove_reference_t<Work>*>(w))(thread, item); },
                    &work);
+    }
+
+    // Calls work(thread, first row, end row) for pieces of few rows.
+    template <class Work>
+    void run_rows(int num_rows, Work&& work) {
+        constexpr int kRowsPerItem = 4;
+        run((num_rows + kRowsPerItem - 1) / kRowsPerItem, [&](int thread, int item) {
+            work(thread, item * kRowsPerItem, std::min(num_rows, (item + 1) * kRowsPerItem));
+        });
     }
 
   private:

@@ -96,25 +96,20 @@ class AnswerReader:
     def read(self, data: bytes) -> int:
         raise AssertionError("each API has a reader of its own")
 
-    def _note_usage(self, usage: _Usage) -> None:
-        self.num_prompt_tokens = usage.prompt_tokens
-        self.num_output_tokens = usage.completion_tokens
-        if usage.prompt_tokens_details is not None:
-            self.num_cached_tokens = usage.prompt_tokens_details.cached_tokens
 
+class _OpenAIReader(AnswerReader):
+    """What completions and chat have in common: all but where a choice keeps its text."""
 
-class CompletionReader(AnswerReader):
     __slots__ = ()
-    _decode = msgspec.json.Decoder(_CompletionChunk).decode
+    _decoder: ClassVar[msgspec.json.Decoder[Any]]
 
     def read(self, data: bytes) -> int:
         if data == b"[DONE]":
             return DONE
-        chunk = self._decode(data)
+        chunk = self._decoder.decode(data)
         found = 0
         for choice in chunk.choices:
-            if choice.text:
-                self.texts.append(choice.text)
+            if self._take(choice):
                 found = TOKENS
             if choice.finish_reason:
                 self.finish_reason = choice.finish_reason
@@ -124,31 +119,39 @@ class CompletionReader(AnswerReader):
             self.error = _message(chunk.error)
         return found
 
+    def _take(self, choice: Any) -> bool:
+        """Whether it held tokens."""
+        raise AssertionError("each API has choices of its own")
 
-class ChatReader(AnswerReader):
+    def _note_usage(self, usage: _Usage) -> None:
+        self.num_prompt_tokens = usage.prompt_tokens
+        self.num_output_tokens = usage.completion_tokens
+        if usage.prompt_tokens_details is not None:
+            self.num_cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+
+class CompletionReader(_OpenAIReader):
     __slots__ = ()
-    _decode = msgspec.json.Decoder(_ChatChunk).decode
+    _decoder: ClassVar[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_CompletionChunk)
 
-    def read(self, data: bytes) -> int:
+    def _take(self, choice: _CompletionChoice) -> bool:
+        if choice.text:
+            self.texts.append(choice.text)
+        return bool(choice.text)
+
+
+class ChatReader(_OpenAIReader):
+    __slots__ = ()
+    _decoder: ClassVar[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_ChatChunk)
+
+    def _take(self, choice: _ChatChoice) -> bool:
         """The first chunk of many servers names a role and holds no token: it does not count."""
-        if data == b"[DONE]":
-            return DONE
-        chunk = self._decode(data)
-        found = 0
-        for choice in chunk.choices:
-            delta = choice.delta
-            if delta is not None:
-                if delta.content:
-                    self.texts.append(delta.content)
-                if delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls:
-                    found = TOKENS
-            if choice.finish_reason:
-                self.finish_reason = choice.finish_reason
-        if chunk.usage is not None:
-            self._note_usage(chunk.usage)
-        if chunk.error is not None:
-            self.error = _message(chunk.error)
-        return found
+        delta = choice.delta
+        if delta is None:
+            return False
+        if delta.content:
+            self.texts.append(delta.content)
+        return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
 
 
 class AnthropicReader(AnswerReader):

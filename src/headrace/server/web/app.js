@@ -130,7 +130,7 @@ function copyCode(button) {
 
 function fitQuestion() {
   question.style.height = "auto";
-  question.style.height = `${question.scrollHeight}px`; // its max-height is in style.css
+  question.style.height = `${question.scrollHeight}px`; // its max-height is in frame.css
   byId("send").disabled = question.value.trim() === "";
 }
 

@@ -1,6 +1,6 @@
 /**
  * Light or dark: follows the system until the reader chooses otherwise, and again once the choice agrees with it. Knows the
- * toggle button and one key of storage (theme_early.js reads it, too); the colours are in style.css.
+ * toggle button and one key of storage (theme_early.js reads it, too); the colours are in theme.css.
  */
 
 import { forGood } from "./storage.js";

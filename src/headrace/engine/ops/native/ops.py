@@ -107,7 +107,7 @@ class NativeOps:
     def place(self, spans: Sequence[SequenceSpan], *, block_size: int, windows: Sequence[int | None]) -> _kernels.Placement:
         del windows  # each layer's cache knows its own
         counts = [(span.num_computed_tokens, span.num_tokens) for span in spans]
-        return self._engine.place(counts, [list(span.block_ids) for span in spans], block_size)
+        return _kernels.place(counts, [list(span.block_ids) for span in spans], block_size)
 
     def rotation(self, table: tuple[Floats, int], where: _kernels.Placement) -> tuple[Floats, int]:
         """The whole table: the placement has the positions."""
@@ -177,8 +177,8 @@ class NativeOps:
 
     def copy_blocks(self, kv: _kernels.Cache, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
-            self._engine.copy_block(kv, source, target)
+            kv.copy_block(source, target)
 
     def make_finite(self, kv: _kernels.Cache, block_ids: Sequence[int]) -> None:
         for block in block_ids:
-            self._engine.make_finite(kv, block)
+            kv.make_finite(block)

@@ -1,0 +1,126 @@
+#include "row_products.h"
+
+#include <algorithm>
+
+namespace headrace {
+
+namespace {
+
+constexpr int kFewRows = 2;         // so few are prepared by each thread for itself, which saves a barrier
+constexpr int kItemsPerThread = 8;  // so little work is lost to a thread that is kept from its own
+
+size_t whole_lines(size_t num_bytes) { return (num_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+void RowProducts::linear(const Matrix& x, const Linear& weight, bool bf16, const Output& to) {
+    const LinearView view = weight.view();
+    with_prepared(x, preparation(x, weight, nullptr, bf16), view.num_tiles,
+                  [&](const Activations& prepared, const RowGroup* groups, int num_groups, int first, int end) {
+                      kernels_.linear(view, prepared, bf16, groups, num_groups, first, end, to);
+                  });
+}
+
+void RowProducts::gated(const Matrix& x, const Linear& gate, const Linear& up, Gate activation, bool bf16, const Output& to) {
+    const LinearView gate_view = gate.view(), up_view = up.view();
+    with_prepared(x, preparation(x, gate, &up, bf16), gate_view.num_tiles,
+                  [&](const Activations& prepared, const RowGroup* groups, int num_groups, int first, int end) {
+                      kernels_.gated(gate_view, up_view, activation, prepared, bf16, groups, num_groups, first, end, to);
+                  });
+}
+
+RowProducts::Preparation RowProducts::preparation(const Matrix& x, const Linear& weight, const Linear* other, bool bf16) const {
+    const bool halves = weight.has_bf16 || (other && other->has_bf16);
+    Preparation how{};
+    how.int8 = weight.has_quantized || (other && other->has_quantized);
+    how.pairs = halves && bf16 && kernels_.has_bf16_products;
+    how.floats = weight.has_floats || (other && other->has_floats) || (halves && !how.pairs);
+    how.num_in = weight.num_in;
+    how.num_blocks = padded_blocks(weight.num_in);
+    how.padded = (weight.num_in + 1) / 2 * 2;
+    how.num_rows = size_t(x.rows);
+    return how;
+}
+
+size_t RowProducts::Preparation::num_bytes() const {
+    const size_t blocks = num_rows * size_t(num_blocks), numbers = num_rows * size_t(padded);
+    const size_t for_int8 = int8 ? whole_lines(blocks * kBlock) + 3 * whole_lines(blocks * 4) : 0;
+    return for_int8 + (pairs ? whole_lines(numbers * 2) : 0) + (floats ? whole_lines(numbers * 4) : 0);
+}
+
+Activations RowProducts::Preparation::laid_out(uint8_t* memory) const {
+    const auto next = [&memory](size_t n) {
+        uint8_t* taken = memory;
+        memory += whole_lines(n);
+        return taken;
+    };
+    const size_t blocks = num_rows * size_t(num_blocks), numbers = num_rows * size_t(padded);
+    Activations a{};
+    if (int8) {
+        a.int8 = (int8_t*)next(blocks * kBlock);
+        a.scales = (float*)next(blocks * 4);
+        a.negative_sums = (int32_t*)next(blocks * 4);
+        a.scaled_sums = (float*)next(blocks * 4);
+    }
+    if (pairs) a.bf16 = (uint16_t*)next(numbers * 2);
+    if (floats) a.floats = (float*)next(numbers * 4);
+    return a;
+}
+
+void RowProducts::prepare(const Matrix& x, int first_row, int end_row, const Preparation& how, const Activations& to) const {
+    size_t g = 0;
+    for (int row = first_row; row < end_row; ++row) {
+        while (row >= groups_[g].first + groups_[g].num_rows) ++g;
+        const RowGroup group = groups_[g];
+        const int r = row - group.first;
+        const float* from = x.row(row);
+        if (how.int8) kernels_.prepare_int8(from, how.num_in, how.num_blocks, group, r, to);
+        if (how.pairs) kernels_.prepare_bf16(from, how.num_in, group, r, how.padded, to);
+        if (how.floats) kernels_.prepare_floats(from, how.num_in, group, r, how.padded, to);
+    }
+}
+
+// Groups of rows: as large as the kernels take, then what is left in at most three more.
+void RowProducts::cut_into_groups(int num_rows) {
+    static const int kSizes[] = {16, 12, 8, 6, 4, 3, 2, 1};
+    groups_.clear();
+    for (int first = 0; first < num_rows;) {
+        const int left = std::min(num_rows - first, kernels_.max_group);
+        const int size = *std::find_if(std::begin(kSizes), std::end(kSizes), [&](int candidate) { return candidate <= left; });
+        groups_.push_back({first, size});
+        first += size;
+    }
+}
+
+template <class What>
+void RowProducts::with_prepared(const Matrix& x, const Preparation& how, int num_tiles, What what) {
+    if (x.rows == 0) return;
+    cut_into_groups(x.rows);
+    const int num_threads = pool_.size(), num_groups = int(groups_.size());
+    const bool each_its_own = x.rows <= kFewRows;
+    const size_t bytes = how.num_bytes();
+    uint8_t* scratch = scratch_.reserve(bytes * size_t(each_its_own ? num_threads : 1));
+    if (!each_its_own) {
+        const Activations to = how.laid_out(scratch);
+        pool_.run_rows(x.rows, [&](int, int first, int end) { prepare(x, first, end, how, to); });
+    }
+    // Few rows: the threads share the tiles. Many: they share the rows, so that none reads what another has prepared.
+    const int num_parts = x.rows >= kernels_.max_group * num_threads ? num_threads : 1;
+    const int num_chunks = std::min(num_tiles, num_parts == 1 ? kItemsPerThread * num_threads : kItemsPerThread);
+    has_prepared_.assign(size_t(num_threads) * 64, 0);  // a cache line each
+    pool_.run(num_parts * num_chunks, [&](int thread, int item) {
+        const int part = item / num_chunks, chunk = item % num_chunks;
+        const int first = pool_.share(num_groups, part), end = pool_.share(num_groups, part + 1);
+        const Activations prepared = how.laid_out(scratch + (each_its_own ? bytes * size_t(thread) : 0));
+        if (each_its_own && !has_prepared_[size_t(thread) * 64]) {
+            prepare(x, 0, x.rows, how, prepared);
+            has_prepared_[size_t(thread) * 64] = 1;
+        }
+        const int first_tile = int(int64_t(num_tiles) * chunk / num_chunks);
+        const int end_tile = int(int64_t(num_tiles) * (chunk + 1) / num_chunks);
+        if (num_parts == 1) what(prepared, groups_.data(), num_groups, first_tile, end_tile);
+        else what(prepared, groups_.data() + first, end - first, first_tile, end_tile);
+    });
+}
+
+}  // namespace headrace
