@@ -99,7 +99,8 @@ def test_steps_taken_together_change_no_record_of_a_fleet(policy: str, faults: t
 
 DIGEST_PROGRAM = """
 from tests.sim.test_fleet import *
-spec = fleet(router=RouterSpec(policy="prefix-affinity", report_timeout_s=4.0), client=ClientSpec(max_retries=2), faults=FAULTS)
+router = RouterSpec(policy="prefix-affinity", report_timeout_s=4.0)
+spec = fleet(router=router, client=ClientSpec(max_retries=2), faults=FAULTS)
 print(rehearse(spec, workload()).digest)
 print(rehearse(msgspec.structs.replace(spec, seed=1, network=NetworkSpec(jitter_us=50.0)), workload()).digest)
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from headrace.base.clock import Nanos
 from headrace.base.ids import SequenceId, StepId
@@ -73,10 +73,8 @@ class SlowedStepCost:
 
 def decode_run_durations(cost: StepCost, starts: Sequence[int], num_steps: int) -> Sequence[int]:
     """See `DecodeRunCost.decode_run`; of a cost that does not know it, by asking for each step."""
-    decode_run = getattr(cost, "decode_run", None)  # a check against the protocol would cost more than the durations
-    if decode_run is not None:
-        known: Sequence[int] = decode_run(starts, num_steps)
-        return known
+    if hasattr(cost, "decode_run"):  # a check against the protocol would cost more than the durations
+        return cast(DecodeRunCost, cost).decode_run(starts, num_steps)
     return [cost(_decode_plan(starts, index)) for index in range(num_steps)]
 
 

@@ -95,7 +95,7 @@ def _as_list(value: object) -> list[int]:
     """Long runs keep gaps in arrays."""
     if isinstance(value, array):
         return value.tolist()
-    raise NotImplementedError(f"a result holds no {type(value).__name__}")
+    raise TypeError(f"a result holds no {type(value).__name__}")
 
 
 def read_results(data: bytes, *, name: str) -> list[Run]:
