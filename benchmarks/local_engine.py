@@ -20,13 +20,21 @@ from headrace.engine.worker.worker import Worker, WorkerConfig
 
 class LocalEngine:
     def __init__(
-        self, model_path: Path, *, dtype: str = "auto", ops: str = "auto", num_blocks: int = 4096, **limits: Any
+        self,
+        model_path: Path,
+        *,
+        dtype: str = "auto",
+        ops: str = "auto",
+        enforce_eager: bool = False,
+        num_blocks: int = 4096,
+        **limits: Any,
     ) -> None:
         limits = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 2048, **limits}
         worker_config = WorkerConfig(
             model_path=str(model_path),
             dtype=dtype,
             ops=ops,
+            enforce_eager=enforce_eager,
             max_model_len=limits["max_model_len"],
         )
         self.worker = Worker(worker_config, lambda *_: None)

@@ -112,7 +112,13 @@ struct Kernels {
                            int64_t slot, float* q);
     size_t (*attention_scratch)(const AttentionView&);  // floats, for tiles of kAttentionRows tokens
     void (*attention)(const AttentionView&, const AttentionTile&, int kv_head, const float* q, float* out, float* scratch);
+
+    // Sampling: see sampling_rows.h.
+    int64_t (*greatest)(const float* row, int64_t size);
+    double (*weigh)(const float* row, int64_t size, float greatest, float temperature, float* weights, double* stretches);
 };
+
+constexpr int kStretch = 512;  // tokens of a row of logits whose weights are summed together
 
 constexpr int kAttentionRows = 16;  // tokens of one sequence that attend together
 

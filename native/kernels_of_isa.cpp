@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "products.h"
 #include "rows.h"
+#include "sampling_rows.h"
 
 #define HEADRACE_TEXT_OF(x) #x
 #define HEADRACE_TEXT(x) HEADRACE_TEXT_OF(x)
@@ -16,6 +17,7 @@ extern const Kernels kernels;
 const Kernels kernels = {
     HEADRACE_TEXT(HEADRACE_ISA), kMaxGroup, kHasBf16,     prepare_int8, prepare_floats, prepare_bf16,      linear,
     gated,                       rms_norm,  add_scaled, rope_and_cache, attention_scratch, attention,
+    greatest,                    weigh,
 };
 
 }  // namespace HEADRACE_ISA

@@ -23,8 +23,8 @@ Machine::Machine(int num_threads, const std::string& isa)
       products_(kernels_, pool_),
       memory_(std::make_shared<BlockCache>()) {}
 
-template <class Work>
-void Machine::for_rows(int num_rows, Work work) {
+template <class RowWork>
+void Machine::for_rows(int num_rows, RowWork work) {
     const auto rows = [&](int, int first, int end) {
         for (int r = first; r < end; ++r) work(r);
     };
@@ -32,35 +32,53 @@ void Machine::for_rows(int num_rows, Work work) {
     else rows(0, 0, num_rows);
 }
 
-void Machine::select_rows(const Matrix& x, const int* rows, const Matrix& out) {
+void Machine::run(const Operation& op, const Matrix* values, const Step& step) {
+    const auto value = [&](int number) { return number < 0 ? Matrix{} : values[number]; };
+    std::visit([&](const auto& work) { perform(work, value(op.input), value(op.other), value(op.output), step); }, op.work);
+}
+
+void Machine::perform(const Embed& work, const Matrix&, const Matrix&, const Matrix& out, const Step& step) {
+    if (work.table) {
+        for (int r = 0; r < out.rows; ++r)
+            if (!work.table->has(step.token_ids[r])) throw std::invalid_argument("a token id that the table does not have");
+    }
+    for_rows(out.rows, [&](int r) {
+        if (work.table) work.table->read_row(step.token_ids[r], work.multiplier, out.row(r));
+        else std::memcpy(out.row(r), step.embedded + size_t(r) * size_t(out.columns), size_t(out.columns) * 4);
+    });
+}
+
+void Machine::perform(const SelectRows&, const Matrix& x, const Matrix&, const Matrix& out, const Step& step) {
     for (int i = 0; i < out.rows; ++i) {
-        if (rows[i] < 0 || rows[i] >= x.rows) throw std::invalid_argument("no such row");
-        std::memcpy(out.row(i), x.row(rows[i]), size_t(x.columns) * 4);
+        const int row = step.selected[i];
+        if (row < 0 || row >= x.rows) throw std::invalid_argument("no such row");
+        std::memcpy(out.row(i), x.row(row), size_t(x.columns) * 4);
     }
 }
 
-void Machine::rms_norm(const Matrix& x, const float* weight, float eps, const Matrix& out) {
-    for_rows(x.rows, [&](int r) { kernels_.rms_norm(x.row(r), weight, eps, x.columns, out.row(r)); });
+void Machine::perform(const RmsNorm& work, const Matrix& x, const Matrix&, const Matrix& out, const Step&) {
+    for_rows(x.rows, [&](int r) { kernels_.rms_norm(x.row(r), work.norm.weight, work.norm.eps, x.columns, out.row(r)); });
 }
 
-void Machine::add(const Matrix& x, const Matrix& y, float scale, const Matrix& out) {
-    for_rows(x.rows, [&](int r) { kernels_.add_scaled(x.row(r), y.row(r), scale, x.columns, out.row(r)); });
+void Machine::perform(const Add& work, const Matrix& x, const Matrix& y, const Matrix& out, const Step&) {
+    for_rows(x.rows, [&](int r) { kernels_.add_scaled(x.row(r), y.row(r), work.scale, x.columns, out.row(r)); });
 }
 
-void Machine::linear(const Matrix& x, const Linear& weight, bool bf16, const Matrix& add_to, float multiplier, float softcap,
-                     const Matrix& out) {
-    products_.linear(x, weight, bf16,
-                     {out.data, size_t(out.stride), add_to.data, size_t(add_to.stride), multiplier, softcap});
+void Machine::perform(const Project& work, const Matrix& x, const Matrix& add_to, const Matrix& out, const Step&) {
+    products_.linear(x, work.norm, *work.weight, work.bf16,
+                     {out.data, size_t(out.stride), add_to.data, size_t(add_to.stride), work.multiplier, work.softcap});
 }
 
-void Machine::gated_linear(const Matrix& x, const Linear& gate, const Linear& up, Gate activation, bool bf16,
-                           const Matrix& out) {
-    products_.gated(x, gate, up, activation, bf16, {out.data, size_t(out.stride), nullptr, 0, 1.0f, 0.0f});
+void Machine::perform(const GatedProject& work, const Matrix& x, const Matrix&, const Matrix& out, const Step&) {
+    products_.gated(x, work.norm, *work.gate, *work.up, work.activation, work.bf16,
+                    {out.data, size_t(out.stride), nullptr, 0, 1.0f, 0.0f});
 }
 
-void Machine::rope_and_cache(const Matrix& qkv, const Cache& kv, const Placement& placement, const RotationTable& rotation,
-                             const HeadNorm& norm, const Matrix& q) {
-    const AttentionView& a = kv.view;
+void Machine::perform(const RopeAndCache& work, const Matrix& qkv, const Matrix&, const Matrix& q, const Step& step) {
+    const AttentionView& a = work.kv->view;
+    const Placement& placement = *step.placement;
+    const RotationTable& rotation = work.rotation;
+    if (placement.num_rows() != qkv.rows) throw std::invalid_argument("a place for every token");
     if (placement.last_slot >= int64_t(a.num_blocks) * a.block_size)
         throw std::invalid_argument("a block that the cache does not have");
     if (rotation.angles && size_t(placement.last_position + 1) * size_t(rotation.rotary_dim) > rotation.size)
@@ -68,16 +86,17 @@ void Machine::rope_and_cache(const Matrix& qkv, const Cache& kv, const Placement
     for_rows(qkv.rows, [&](int r) {
         const size_t position = size_t(placement.positions[size_t(r)]);
         const float* angles = rotation.angles ? rotation.angles + position * size_t(rotation.rotary_dim) : nullptr;
-        kernels_.rope_and_cache(qkv.row(r), a, norm, angles, rotation.rotary_dim, placement.slots[size_t(r)], q.row(r));
+        kernels_.rope_and_cache(qkv.row(r), a, work.norm, angles, rotation.rotary_dim, placement.slots[size_t(r)], q.row(r));
     });
 }
 
-void Machine::attention(const Matrix& q, const Cache& kv, const Placement& placement, const Matrix& out) {
-    const AttentionView& a = kv.view;
+void Machine::perform(const Attend& work, const Matrix& q, const Matrix&, const Matrix& out, const Step& step) {
+    const AttentionView& a = work.kv->view;
+    const std::vector<AttentionTile>& tiles = step.placement->tiles;
     const size_t bytes = (kernels_.attention_scratch(a) * 4 + kAlignment - 1) / kAlignment * kAlignment;
     uint8_t* scratch = attention_scratch_.reserve(bytes * size_t(pool_.size()));
-    pool_.run(int(placement.tiles.size()) * a.num_kv_heads, [&](int thread, int item) {
-        kernels_.attention(a, placement.tiles[size_t(item / a.num_kv_heads)], item % a.num_kv_heads, q.data, out.data,
+    pool_.run(int(tiles.size()) * a.num_kv_heads, [&](int thread, int item) {
+        kernels_.attention(a, tiles[size_t(item / a.num_kv_heads)], item % a.num_kv_heads, q.data, out.data,
                            (float*)(scratch + bytes * size_t(thread)));
     });
 }

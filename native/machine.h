@@ -8,41 +8,25 @@
 #include <string>
 
 #include "kernels.h"
-#include "kv_cache.h"
 #include "linear.h"
-#include "placement.h"
+#include "operation.h"
 #include "row_products.h"
 #include "tensor.h"
 #include "thread_pool.h"
 
 namespace headrace {
 
-// cos [dim / 2] and sin [dim / 2] of each position.
-struct RotationTable {
-    const float* angles;  // null: nothing rotates
-    size_t size;
-    int rotary_dim;
-};
-
 class Machine {
   public:
     Machine(int num_threads, const std::string& isa);  // raises where the processor has no such instruction set
 
-    const char* isa() const { return kernels_.name; }
+    const Kernels& kernels() const { return kernels_; }
     ThreadPool& pool() { return pool_; }
     LinearLoader& loader() { return loader_; }
     const std::shared_ptr<BlockCache>& memory() const { return memory_; }
 
-    void select_rows(const Matrix& x, const int* rows, const Matrix& out);
-    void rms_norm(const Matrix& x, const float* weight, float eps, const Matrix& out);
-    void add(const Matrix& x, const Matrix& y, float scale, const Matrix& out);
-    // out = (x . weight + bias) * multiplier, soft-capped unless softcap is 0, + add_to unless that has no data
-    void linear(const Matrix& x, const Linear& weight, bool bf16, const Matrix& add_to, float multiplier, float softcap,
-                const Matrix& out);
-    void gated_linear(const Matrix& x, const Linear& gate, const Linear& up, Gate activation, bool bf16, const Matrix& out);
-    void rope_and_cache(const Matrix& qkv, const Cache& kv, const Placement& placement, const RotationTable& rotation,
-                        const HeadNorm& norm, const Matrix& q);  // qkv is used up
-    void attention(const Matrix& q, const Cache& kv, const Placement& placement, const Matrix& out);
+    // Reads and writes values by their numbers.
+    void run(const Operation& operation, const Matrix* values, const Step& step);
 
     // So few rows are computed sooner than they are shared out.
     bool is_shared(int num_rows) const { return num_rows >= kSharedRows && pool_.size() > 1; }
@@ -50,8 +34,17 @@ class Machine {
   private:
     static constexpr int kSharedRows = 8;
 
-    template <class Work>
-    void for_rows(int num_rows, Work work);
+    void perform(const Embed&, const Matrix& x, const Matrix& y, const Matrix& out, const Step& step);
+    void perform(const SelectRows&, const Matrix& x, const Matrix& y, const Matrix& out, const Step& step);
+    void perform(const RmsNorm&, const Matrix& x, const Matrix& y, const Matrix& out, const Step& step);
+    void perform(const Add&, const Matrix& x, const Matrix& y, const Matrix& out, const Step& step);
+    void perform(const Project&, const Matrix& x, const Matrix& y, const Matrix& out, const Step& step);
+    void perform(const GatedProject&, const Matrix& x, const Matrix& y, const Matrix& out, const Step& step);
+    void perform(const RopeAndCache&, const Matrix& x, const Matrix& y, const Matrix& out, const Step& step);
+    void perform(const Attend&, const Matrix& x, const Matrix& y, const Matrix& out, const Step& step);
+
+    template <class RowWork>
+    void for_rows(int num_rows, RowWork work);
 
     const Kernels& kernels_;
     ThreadPool pool_;

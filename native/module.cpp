@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,9 +14,12 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "machine.h"
+#include "sampling.h"
+#include "tape.h"
 
 namespace nb = nanobind;
 
@@ -25,6 +29,8 @@ namespace {
 typedef nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Bytes;
 typedef nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> Floats;
 typedef nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> FloatRows;
+typedef nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> LogitRows;
+typedef nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Ids;
 typedef nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Rows;
 
 void require(bool holds, const char* otherwise) {
@@ -54,11 +60,32 @@ std::unique_ptr<Placement> place(const std::vector<std::pair<int, int>>& spans, 
     return placement;
 }
 
+// What an operation gives: numbers, or while a tape is recorded the promise of some.
+class Value {
+  public:
+    explicit Value(std::unique_ptr<Tensor> tensor) : tensor(std::move(tensor)) {}
+    explicit Value(int number) : number(number) {}
+
+    const Matrix& matrix() const {
+        if (!tensor) throw std::invalid_argument("a recorded value has no numbers yet");
+        return tensor->matrix;
+    }
+
+    std::unique_ptr<Tensor> tensor;
+    int number = -1;  // on the tape
+};
+
+// A recording, with the arrays that it points into. Whoever records keeps projections and caches alive.
+struct RecordedTape {
+    Tape tape;
+    std::vector<nb::ndarray<nb::device::cpu>> arrays;
+};
+
 class Engine {
   public:
     Engine(int num_threads, const std::string& isa) : machine_(num_threads, isa) {}
 
-    std::string isa() const { return machine_.isa(); }
+    std::string isa() const { return machine_.kernels().name; }
     int num_threads() { return machine_.pool().size(); }
     void wake() { machine_.pool().wake(); }
     void sleep() { machine_.pool().sleep(); }
@@ -85,111 +112,232 @@ class Engine {
         return std::make_unique<Cache>(shape);
     }
 
-    Tensor* from_array(const FloatRows& array) {
-        Tensor* tensor = make(int(array.shape(0)), int(array.shape(1)));
+    // Recording. Until `finish`, operations compute nothing: they are appended to the tape, and None stands for what a step
+    // brings, its token ids, its placement and its selected rows.
+
+    void record() {
+        require(!recording_, "one tape is recorded at a time");
+        recording_ = std::make_unique<RecordedTape>();
+    }
+
+    std::unique_ptr<RecordedTape> finish(const Value& result) {
+        require(recording_ && result.number >= 0, "what ends a tape was recorded on it");
+        std::unique_ptr<RecordedTape> recorded = std::move(recording_);
+        recorded->tape.finish(result.number);
+        return recorded;
+    }
+
+    void give_up() { recording_.reset(); }
+
+    // ids: [num_tokens], or the embedded rows themselves where the tape does not read the table.
+    Value* replay(RecordedTape& recorded, const nb::object& ids, const Placement& placement, const std::vector<int>& selected) {
+        Step step;
+        Ids token_ids;
+        FloatRows embedded;
+        if (nb::try_cast<Ids>(ids, token_ids)) {
+            step.token_ids = token_ids.data();
+            step.num_tokens = int(token_ids.shape(0));
+        } else {
+            embedded = nb::cast<FloatRows>(ids);
+            step.embedded = embedded.data();
+            step.num_tokens = int(embedded.shape(0));
+        }
+        require(step.num_tokens == placement.num_rows(), "a place for every token");
+        step.placement = &placement;
+        step.selected = selected.data();
+        step.num_selected = int(selected.size());
+        auto result = std::make_unique<Tensor>(machine_.memory(), step.num_selected, recorded.tape.result_columns(), true);
+        {
+            nb::gil_scoped_release release;
+            recorded.tape.replay(machine_, step, result->matrix);
+        }
+        return new Value(std::move(result));
+    }
+
+    // Sampling; rows are shared out among the threads
+
+    // The index of each row's greatest number, -1 where there is none that is finite.
+    std::vector<int64_t> greatest(const LogitRows& logits) {
+        std::vector<int64_t> found(logits.shape(0));
+        nb::gil_scoped_release release;
+        machine_.pool().run(int(found.size()), [&](int, int row) {
+            found[size_t(row)] = machine_.kernels().greatest(logits.data() + row * logits.stride(0), int64_t(logits.shape(1)));
+        });
+        return found;
+    }
+
+    // draws: (row, its greatest number's index, temperature, top_k, top_p, min_p, uniform)
+    std::vector<int64_t> draw(const LogitRows& logits,
+                              const std::vector<std::tuple<int64_t, int64_t, float, int64_t, double, float, double>>& draws) {
+        const int64_t num_rows = int64_t(logits.shape(0)), size = int64_t(logits.shape(1));
+        for (const auto& draw : draws)
+            require(0 <= std::get<0>(draw) && std::get<0>(draw) < num_rows && 0 <= std::get<1>(draw) && std::get<1>(draw) < size,
+                    "no such row or token");
+        std::vector<int64_t> tokens(draws.size());
+        samplers_.resize(size_t(machine_.pool().size()));
+        nb::gil_scoped_release release;
+        machine_.pool().run(int(draws.size()), [&](int thread, int i) {
+            const auto& [row, best, temperature, top_k, top_p, min_p, uniform] = draws[size_t(i)];
+            tokens[size_t(i)] = samplers_[size_t(thread)].draw(machine_.kernels(), logits.data() + row * logits.stride(0),
+                                                               size, best, {temperature, top_k, top_p, min_p, uniform});
+        });
+        return tokens;
+    }
+
+    // Operations
+
+    Value* from_array(const FloatRows& array) {
+        auto tensor = std::make_unique<Tensor>(machine_.memory(), int(array.shape(0)), int(array.shape(1)));
         for (int r = 0; r < tensor->matrix.rows; ++r)
             std::memcpy(tensor->matrix.row(r), array.data() + size_t(r) * array.shape(1), array.shape(1) * 4);
-        return tensor;
+        return new Value(std::move(tensor));
     }
 
-    Tensor* select_rows(const Tensor& x, const std::vector<int>& rows) {
-        return computed(make(int(rows.size()), x.matrix.columns), false,
-                        [&](const Matrix& out) { machine_.select_rows(x.matrix, rows.data(), out); });
+    // table: null where the rows are read elsewhere, which only a tape has use for.
+    Value* embed(const nb::object& ids, const EmbeddingTable* table, int num_columns, float multiplier) {
+        const Embed work{table, multiplier};
+        Ids token_ids;
+        Step step;
+        if (!ids.is_none()) {
+            require(table, "rows that are read elsewhere are no business of the kernels");
+            token_ids = nb::cast<Ids>(ids);
+            step.token_ids = token_ids.data();
+            step.num_tokens = int(token_ids.shape(0));
+        }
+        return emit(work, nullptr, nullptr, {ids.is_none(), false, step.num_tokens, num_columns}, false, step);
     }
 
-    Tensor* rms_norm(const Tensor& x, const Floats& weight, float eps) {
-        require(int(weight.size()) == x.matrix.columns, "the norm's weight has another size");
-        return computed(make(x.matrix.rows, x.matrix.columns), machine_.is_shared(x.matrix.rows),
-                        [&](const Matrix& out) { machine_.rms_norm(x.matrix, weight.data(), eps, out); });
+    Value* select_rows(const Value& x, const nb::object& rows) {
+        std::vector<int> selected;
+        Step step;
+        if (!rows.is_none()) {
+            selected = nb::cast<std::vector<int>>(rows);
+            step.selected = selected.data();
+            step.num_selected = int(selected.size());
+        }
+        return emit(SelectRows{}, &x, nullptr, {rows.is_none(), true, step.num_selected, columns(x)}, false, step);
     }
 
-    Tensor* add(const Tensor& x, const Tensor& y, float scale) {
-        require(x.matrix.rows == y.matrix.rows && x.matrix.columns == y.matrix.columns, "sums are of tensors of one shape");
-        return computed(make(x.matrix.rows, x.matrix.columns), machine_.is_shared(x.matrix.rows),
-                        [&](const Matrix& out) { machine_.add(x.matrix, y.matrix, scale, out); });
+    Value* rms_norm(const Value& x, const Floats& weight, float eps) {
+        require(int(weight.size()) == columns(x), "the norm's weight has another size");
+        return emit(RmsNorm{{keep(weight), eps}}, &x, nullptr, like(x, columns(x)), false);
     }
 
-    Tensor* linear(const Tensor& x, const Linear& weight, const Tensor* add_to, bool bf16) {
+    Value* add(const Value& x, const Value& y, float scale) {
+        require(columns(x) == columns(y) && rows(x) == rows(y), "sums are of tensors of one shape");
+        return emit(Add{scale}, &x, &y, like(x, columns(x)), false);
+    }
+
+    Value* linear(const Value& x, const Linear& weight, const Value* add_to, bool bf16) {
         check_input(x, weight);
-        require(!add_to || (add_to->matrix.rows == x.matrix.rows && add_to->matrix.columns == weight.num_out),
+        require(!add_to || (rows(*add_to) == rows(x) && columns(*add_to) == weight.num_out),
                 "what is added to has another shape");
-        return computed(make(x.matrix.rows, weight.num_out), true, [&](const Matrix& out) {
-            machine_.linear(x.matrix, weight, bf16, add_to ? add_to->matrix : Matrix{}, 1.0f, 0.0f, out);
-        });
+        return emit(Project{&weight, bf16, 1.0f, 0.0f, {}}, &x, add_to, like(x, weight.num_out), true);
     }
 
-    Tensor* logits(const Tensor& x, const Linear& weight, float multiplier, float softcap, bool bf16) {
+    Value* logits(const Value& x, const Linear& weight, float multiplier, float softcap, bool bf16) {
         check_input(x, weight);
-        return computed(make(x.matrix.rows, weight.num_out, true), true, [&](const Matrix& out) {
-            machine_.linear(x.matrix, weight, bf16, Matrix{}, multiplier, softcap, out);
-        });
+        return emit(Project{&weight, bf16, multiplier, softcap, {}}, &x, nullptr, like(x, weight.num_out, true), true);
     }
 
-    Tensor* gated_linear(const Tensor& x, const Linear& gate, const Linear& up, int activation, bool bf16) {
+    Value* gated_linear(const Value& x, const Linear& gate, const Linear& up, int activation, bool bf16) {
         check_input(x, gate);
         check_input(x, up);
         require(gate.num_out == up.num_out && gate.tiles.size() == up.tiles.size(), "gate and up have one shape");
-        return computed(make(x.matrix.rows, gate.num_out), true, [&](const Matrix& out) {
-            machine_.gated_linear(x.matrix, gate, up, Gate(activation), bf16, out);
-        });
+        return emit(GatedProject{&gate, &up, Gate(activation), bf16, {}}, &x, nullptr, like(x, gate.num_out), true);
     }
 
-    Tensor* rope_and_cache(const Tensor& qkv, const Cache& kv, const Placement& placement, const nb::object& rotation,
-                           int rotary_dim, const nb::object& query_norm, const nb::object& key_norm, float eps) {
+    Value* rope_and_cache(const Value& qkv, const Cache& kv, const Placement* placement, const nb::object& rotation,
+                          int rotary_dim, const nb::object& query_norm, const nb::object& key_norm, float eps) {
         const AttentionView& a = kv.view;
-        const Matrix& x = qkv.matrix;
-        require(x.columns == (a.num_heads + 2 * a.num_kv_heads) * a.head_dim && x.rows == placement.num_rows(),
-                "queries, keys and values have another shape");
+        require(columns(qkv) == (a.num_heads + 2 * a.num_kv_heads) * a.head_dim, "queries, keys and values have another shape");
         require(rotary_dim <= a.head_dim, "more dimensions rotate than a head has");
-        Floats query_weight, key_weight, table;
-        HeadNorm norm{nullptr, nullptr, eps};
+        RopeAndCache work{&kv, {nullptr, 0, rotary_dim}, {nullptr, nullptr, eps}};
+        Floats query_weight, key_weight, table;  // must live until the work is done
         if (!query_norm.is_none()) {
             query_weight = nb::cast<Floats>(query_norm);
             key_weight = nb::cast<Floats>(key_norm);
-            norm.query = query_weight.data();
-            norm.key = key_weight.data();
+            work.norm.query = keep(query_weight);
+            work.norm.key = keep(key_weight);
         }
-        RotationTable angles{nullptr, 0, rotary_dim};
         if (!rotation.is_none()) {
             table = nb::cast<Floats>(rotation);
-            angles.angles = table.data();
-            angles.size = table.size();
+            work.rotation.angles = keep(table);
+            work.rotation.size = table.size();
         }
-        return computed(make(x.rows, a.num_heads * a.head_dim, true), machine_.is_shared(x.rows),
-                        [&](const Matrix& q) { machine_.rope_and_cache(x, kv, placement, angles, norm, q); });
+        return emit(work, &qkv, nullptr, like(qkv, a.num_heads * a.head_dim, true), false, step_at(placement, qkv));
     }
 
-    Tensor* attention(const Tensor& q, const Cache& kv, const Placement& placement) {
-        const Matrix& x = q.matrix;
-        require(x.columns == kv.view.num_heads * kv.view.head_dim && x.rows == placement.num_rows(),
-                "queries have another shape");
-        return computed(make(x.rows, x.columns, true), true,
-                        [&](const Matrix& out) { machine_.attention(x, kv, placement, out); });
+    Value* attention(const Value& q, const Cache& kv, const Placement* placement) {
+        require(columns(q) == kv.view.num_heads * kv.view.head_dim, "queries have another shape");
+        return emit(Attend{&kv}, &q, nullptr, like(q, columns(q), true), true, step_at(placement, q));
     }
 
   private:
-    Tensor* make(int rows, int columns, bool is_dense = false) {
-        return new Tensor(machine_.memory(), rows, columns, is_dense);
+    struct Shape {
+        bool is_recorded, is_selected;
+        int rows, columns;
+        bool is_dense = false;
+    };
+
+    int columns(const Value& x) const { return recording_ && x.number >= 0 ? recording_->tape.columns_of(x.number) : x.matrix().columns; }
+
+    // How many; while recording, -1 for one per token and -2 for one per selected row.
+    int rows(const Value& x) const {
+        return recording_ && x.number >= 0 ? (recording_->tape.is_selected(x.number) ? -2 : -1) : x.matrix().rows;
     }
 
-    static void check_input(const Tensor& x, const Linear& weight) {
-        require(x.matrix.columns == weight.num_in, "the projection takes rows of another size");
+    Shape like(const Value& x, int num_columns, bool is_dense = false) const {
+        const int num_rows = rows(x);
+        return {num_rows < 0, num_rows == -2, num_rows, num_columns, is_dense};
     }
 
-    // Takes `out`; without the interpreter where the work takes longer than giving it back.
-    template <class Work>
-    static Tensor* computed(Tensor* out, bool is_long, Work work) {
-        std::unique_ptr<Tensor> owned(out);
-        if (is_long) {
-            nb::gil_scoped_release release;
-            work(out->matrix);
-        } else {
-            work(out->matrix);
+    static void check_num_rows(const Placement& placement, int num_rows) {
+        require(placement.num_rows() == num_rows, "a place for every token");
+    }
+
+    Step step_at(const Placement* placement, const Value& x) const {
+        Step step;
+        step.placement = placement;
+        require((placement == nullptr) == (rows(x) < 0), "None stands for the placement while a tape is recorded, and only then");
+        if (placement) check_num_rows(*placement, rows(x));
+        return step;
+    }
+
+    void check_input(const Value& x, const Linear& weight) const {
+        require(columns(x) == weight.num_in, "the projection takes rows of another size");
+    }
+
+    // The numbers of an array, which a recording keeps alive.
+    const float* keep(const Floats& array) {
+        if (recording_) recording_->arrays.emplace_back(array);
+        return array.data();
+    }
+
+    // Appends to the tape, or computes at once: without the interpreter where that takes longer than giving it back.
+    Value* emit(const Work& work, const Value* input, const Value* other, const Shape& shape, bool is_long, const Step& step = {}) {
+        require(shape.is_recorded == (recording_ != nullptr), "None stands for what a step brings while a tape is recorded, and only then");
+        if (recording_) {
+            Tape& tape = recording_->tape;
+            const int output = tape.add_value(shape.is_selected, shape.columns, shape.is_dense);
+            tape.append({work, input ? input->number : -1, other ? other->number : -1, output});
+            return new Value(output);
         }
-        return owned.release();
+        auto out = std::make_unique<Tensor>(machine_.memory(), shape.rows, shape.columns, shape.is_dense);
+        const Matrix values[] = {input ? input->matrix() : Matrix{}, other ? other->matrix() : Matrix{}, out->matrix};
+        const Operation operation{work, input ? 0 : -1, other ? 1 : -1, 2};
+        if (is_long || machine_.is_shared(shape.rows)) {
+            nb::gil_scoped_release release;
+            machine_.run(operation, values, step);
+        } else {
+            machine_.run(operation, values, step);
+        }
+        return new Value(std::move(out));
     }
 
     Machine machine_;
+    std::vector<Sampler> samplers_;  // one per thread
+    std::unique_ptr<RecordedTape> recording_;
 };
 
 }  // namespace
@@ -199,13 +347,22 @@ NB_MODULE(_kernels, m) {
     using namespace headrace;
     nb::set_leak_warnings(false);  // a process that ends while it serves is no leak
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });
-    nb::class_<Tensor>(m, "Tensor")
-        .def_prop_ro("shape", [](const Tensor& t) { return std::make_pair(t.matrix.rows, t.matrix.columns); })
-        .def("numpy", [](Tensor& t) {
-            const Matrix& x = t.matrix;
-            return nb::ndarray<nb::numpy, float, nb::ndim<2>>(x.data, {size_t(x.rows), size_t(x.columns)}, nb::find(t),
+    nb::class_<Value>(m, "Tensor")
+        .def_prop_ro("shape", [](const Value& v) { return std::make_pair(v.matrix().rows, v.matrix().columns); })
+        .def_prop_ro("is_recorded", [](const Value& v) { return v.number >= 0; })
+        .def("numpy", [](Value& v) {
+            const Matrix& x = v.matrix();
+            return nb::ndarray<nb::numpy, float, nb::ndim<2>>(x.data, {size_t(x.rows), size_t(x.columns)}, nb::find(v),
                                                               {x.stride, 1});
         });
+    nb::class_<RecordedTape>(m, "Tape")
+        .def_prop_ro("num_operations", [](const RecordedTape& r) { return r.tape.num_operations(); })
+        .def_prop_ro("floats_per_token", [](const RecordedTape& r) { return r.tape.floats_per_token(); });
+    nb::class_<EmbeddingTable>(m, "EmbeddingTable")
+        .def("__init__", [](EmbeddingTable* self, const std::string& storage, const Bytes& data, int num_columns) {
+                 new (self) EmbeddingTable(storage, data.data(), data.size(), num_columns);
+             }, nb::keep_alive<1, 3>())
+        .def_static("knows", &EmbeddingTable::knows);
     nb::class_<Linear>(m, "Linear").def_ro("num_in", &Linear::num_in).def_ro("num_out", &Linear::num_out);
     nb::class_<Cache>(m, "Cache")
         // All keys, then all values: float32, or the bits of BF16.
@@ -228,16 +385,25 @@ NB_MODULE(_kernels, m) {
         .def("sleep", &Engine::sleep)
         .def("load_linear", &Engine::load_linear, nb::keep_alive<0, 1>())
         .def("allocate_kv", &Engine::allocate_kv)
+        .def("record", &Engine::record)
+        .def("finish", &Engine::finish)
+        .def("give_up", &Engine::give_up)
+        .def("replay", &Engine::replay, nb::rv_policy::take_ownership)
+        .def("embed", &Engine::embed, nb::arg("ids").none(), nb::arg("table").none(), nb::arg("num_columns"),
+             nb::arg("multiplier"), nb::rv_policy::take_ownership)
+        .def("greatest", &Engine::greatest)
+        .def("draw", &Engine::draw)
         .def("from_array", &Engine::from_array, nb::rv_policy::take_ownership)
-        .def("select_rows", &Engine::select_rows, nb::rv_policy::take_ownership)
+        .def("select_rows", &Engine::select_rows, nb::arg("x"), nb::arg("rows").none(), nb::rv_policy::take_ownership)
         .def("rms_norm", &Engine::rms_norm, nb::rv_policy::take_ownership)
         .def("add", &Engine::add, nb::rv_policy::take_ownership)
         .def("linear", &Engine::linear, nb::arg("x"), nb::arg("weight"), nb::arg("add_to").none(), nb::arg("bf16"),
              nb::rv_policy::take_ownership)
         .def("logits", &Engine::logits, nb::rv_policy::take_ownership)
         .def("gated_linear", &Engine::gated_linear, nb::rv_policy::take_ownership)
-        .def("rope_and_cache", &Engine::rope_and_cache, nb::arg("qkv"), nb::arg("kv"), nb::arg("placement"),
+        .def("rope_and_cache", &Engine::rope_and_cache, nb::arg("qkv"), nb::arg("kv"), nb::arg("placement").none(),
              nb::arg("rotation").none(), nb::arg("rotary_dim"), nb::arg("query_norm").none(), nb::arg("key_norm").none(),
              nb::arg("eps"), nb::rv_policy::take_ownership)
-        .def("attention", &Engine::attention, nb::rv_policy::take_ownership);
+        .def("attention", &Engine::attention, nb::arg("q"), nb::arg("kv"), nb::arg("placement").none(),
+             nb::rv_policy::take_ownership);
 }

@@ -13,25 +13,28 @@ size_t whole_lines(size_t num_bytes) { return (num_bytes + kAlignment - 1) / kAl
 
 }  // namespace
 
-void RowProducts::linear(const Matrix& x, const Linear& weight, bool bf16, const Output& to) {
+void RowProducts::linear(const Matrix& x, const Norm& norm, const Linear& weight, bool bf16, const Output& to) {
     const LinearView view = weight.view();
-    with_prepared(x, preparation(x, weight, nullptr, bf16), view.num_tiles,
+    with_prepared(x, preparation(x, norm, weight, nullptr, bf16), view.num_tiles,
                   [&](const Activations& prepared, const RowGroup* groups, int num_groups, int first, int end) {
                       kernels_.linear(view, prepared, bf16, groups, num_groups, first, end, to);
                   });
 }
 
-void RowProducts::gated(const Matrix& x, const Linear& gate, const Linear& up, Gate activation, bool bf16, const Output& to) {
+void RowProducts::gated(const Matrix& x, const Norm& norm, const Linear& gate, const Linear& up, Gate activation, bool bf16,
+                        const Output& to) {
     const LinearView gate_view = gate.view(), up_view = up.view();
-    with_prepared(x, preparation(x, gate, &up, bf16), gate_view.num_tiles,
+    with_prepared(x, preparation(x, norm, gate, &up, bf16), gate_view.num_tiles,
                   [&](const Activations& prepared, const RowGroup* groups, int num_groups, int first, int end) {
                       kernels_.gated(gate_view, up_view, activation, prepared, bf16, groups, num_groups, first, end, to);
                   });
 }
 
-RowProducts::Preparation RowProducts::preparation(const Matrix& x, const Linear& weight, const Linear* other, bool bf16) const {
+RowProducts::Preparation RowProducts::preparation(const Matrix& x, const Norm& norm, const Linear& weight,
+                                                 const Linear* other, bool bf16) const {
     const bool halves = weight.has_bf16 || (other && other->has_bf16);
     Preparation how{};
+    how.norm = norm;
     how.int8 = weight.has_quantized || (other && other->has_quantized);
     how.pairs = halves && bf16 && kernels_.has_bf16_products;
     how.floats = weight.has_floats || (other && other->has_floats) || (halves && !how.pairs);
@@ -67,13 +70,18 @@ Activations RowProducts::Preparation::laid_out(uint8_t* memory) const {
     return a;
 }
 
-void RowProducts::prepare(const Matrix& x, int first_row, int end_row, const Preparation& how, const Activations& to) const {
+void RowProducts::prepare(const Matrix& x, int first_row, int end_row, const Preparation& how, float* normed,
+                          const Activations& to) const {
     size_t g = 0;
     for (int row = first_row; row < end_row; ++row) {
         while (row >= groups_[g].first + groups_[g].num_rows) ++g;
         const RowGroup group = groups_[g];
         const int r = row - group.first;
         const float* from = x.row(row);
+        if (how.norm.weight) {
+            kernels_.rms_norm(from, how.norm.weight, how.norm.eps, how.num_in, normed);
+            from = normed;
+        }
         if (how.int8) kernels_.prepare_int8(from, how.num_in, how.num_blocks, group, r, to);
         if (how.pairs) kernels_.prepare_bf16(from, how.num_in, group, r, how.padded, to);
         if (how.floats) kernels_.prepare_floats(from, how.num_in, group, r, how.padded, to);
@@ -99,10 +107,13 @@ void RowProducts::with_prepared(const Matrix& x, const Preparation& how, int num
     const int num_threads = pool_.size(), num_groups = int(groups_.size());
     const bool each_its_own = x.rows <= kFewRows;
     const size_t bytes = how.num_bytes();
+    const size_t normed_bytes = whole_lines(size_t(how.num_in) * 4);
+    uint8_t* normed = normed_.reserve(normed_bytes * size_t(num_threads));
+    const auto normed_of = [&](int thread) { return (float*)(normed + normed_bytes * size_t(thread)); };
     uint8_t* scratch = scratch_.reserve(bytes * size_t(each_its_own ? num_threads : 1));
     if (!each_its_own) {
         const Activations to = how.laid_out(scratch);
-        pool_.run_rows(x.rows, [&](int, int first, int end) { prepare(x, first, end, how, to); });
+        pool_.run_rows(x.rows, [&](int thread, int first, int end) { prepare(x, first, end, how, normed_of(thread), to); });
     }
     // Few rows: the threads share the tiles. Many: they share the rows, so that none reads what another has prepared.
     const int num_parts = x.rows >= kernels_.max_group * num_threads ? num_threads : 1;
@@ -113,7 +124,7 @@ void RowProducts::with_prepared(const Matrix& x, const Preparation& how, int num
         const int first = pool_.share(num_groups, part), end = pool_.share(num_groups, part + 1);
         const Activations prepared = how.laid_out(scratch + (each_its_own ? bytes * size_t(thread) : 0));
         if (each_its_own && !has_prepared_[size_t(thread) * 64]) {
-            prepare(x, 0, x.rows, how, prepared);
+            prepare(x, 0, x.rows, how, normed_of(thread), prepared);
             has_prepared_[size_t(thread) * 64] = 1;
         }
         const int first_tile = int(int64_t(num_tiles) * chunk / num_chunks);

@@ -9,6 +9,7 @@
 
 #include "kernels.h"
 #include "linear.h"
+#include "operation.h"
 #include "tensor.h"
 #include "thread_pool.h"
 
@@ -18,14 +19,16 @@ class RowProducts {
   public:
     RowProducts(const Kernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
 
-    // to = x . weight, finished as `to` says.
-    void linear(const Matrix& x, const Linear& weight, bool bf16, const Output& to);
-    // to = activation(x . gate) * (x . up)
-    void gated(const Matrix& x, const Linear& gate, const Linear& up, Gate activation, bool bf16, const Output& to);
+    // to = norm(x) . weight, finished as `to` says.
+    void linear(const Matrix& x, const Norm& norm, const Linear& weight, bool bf16, const Output& to);
+    // to = activation(norm(x) . gate) * (norm(x) . up)
+    void gated(const Matrix& x, const Norm& norm, const Linear& gate, const Linear& up, Gate activation, bool bf16,
+               const Output& to);
 
   private:
     // What is wanted of the rows, and where it lies in the scratch memory.
     struct Preparation {
+        Norm norm;
         bool int8, pairs, floats;
         int num_in, num_blocks, padded;
         size_t num_rows;
@@ -33,8 +36,9 @@ class RowProducts {
         size_t num_bytes() const;
         Activations laid_out(uint8_t* memory) const;
     };
-    Preparation preparation(const Matrix& x, const Linear& weight, const Linear* other, bool bf16) const;
-    void prepare(const Matrix& x, int first_row, int end_row, const Preparation& how, const Activations& to) const;
+    Preparation preparation(const Matrix& x, const Norm& norm, const Linear& weight, const Linear* other, bool bf16) const;
+    // `normed`: room for one row.
+    void prepare(const Matrix& x, int first_row, int end_row, const Preparation& how, float* normed, const Activations& to) const;
     void cut_into_groups(int num_rows);
 
     // Prepares the rows and calls what(prepared, groups, number of groups, first tile, end tile) on every thread.
@@ -45,7 +49,7 @@ class RowProducts {
     ThreadPool& pool_;
     std::vector<RowGroup> groups_;
     std::vector<uint8_t> has_prepared_;
-    Scratch scratch_;
+    Scratch scratch_, normed_;
 };
 
 }  // namespace headrace

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from headrace.engine.layers.checkpoint import TensorSource
-from headrace.engine.layers.forward_batch import ForwardBatch
-from headrace.engine.layers.rotary import Rotary
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.ops.protocol import KVLayer, Ops, SequenceSpan
 from headrace.engine.ops.torch.ops import TorchOps
+from headrace.engine.worker.graph import Graph
 from headrace.engine.worker.kv_cache import KVCache
 from headrace.specs.model import ModelSpec
 
@@ -34,13 +33,14 @@ class PagedDecoder:
         seed: int = 0,
         num_threads: int = 1,
         ops: str = "torch",
+        enforce_eager: bool = False,
     ) -> None:
         self._ops = _make_ops(ops, dtype, num_threads)
-        self._decoder = Decoder(self._ops, spec, source)
+        decoder = Decoder(self._ops, spec, source)
         self._cache = KVCache(self._ops, spec, num_blocks=num_blocks, block_size=block_size)
         for layer in self._cache.layers:
             _fill_with_noise(layer, seed)
-        self._rotaries = [Rotary(self._ops, rope, max_model_len=max_model_len) for rope in spec.ropes]
+        self._graph = Graph(self._ops, decoder, self._cache, max_model_len=max_model_len, enforce_eager=enforce_eager)
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._block_size = block_size
         self._free = list(range(num_blocks))
@@ -61,8 +61,9 @@ class PagedDecoder:
     def num_remaining(self, name: str) -> int:
         return len(self._tokens[name]) - self._num_computed[name]
 
-    def step(self, num_tokens: Mapping[str, int]) -> dict[str, torch.Tensor]:
-        """Computes so many next tokens of each sequence; logits of all of them: name -> [num_tokens, vocab_size]."""
+    def step(self, num_tokens: Mapping[str, int], *, num_wanted: int | None = None) -> dict[str, torch.Tensor]:
+        """Computes so many next tokens of each sequence; logits of all of them, or of the last `num_wanted` of each:
+        name -> [num_tokens, vocab_size]."""
         names = sorted(num_tokens, key=lambda n: (num_tokens[n] > 1, -self._num_computed[n]))
         ids: list[int] = []
         spans = []
@@ -75,16 +76,16 @@ class PagedDecoder:
             ids += self._tokens[name][begin:end]
             spans.append(SequenceSpan(begin, num_tokens[name], self._blocks[name]))
             self._num_computed[name] = end
+        wanted: dict[str, list[int]] = {}
+        end = 0
+        for name in names:
+            end += num_tokens[name]
+            wanted[name] = list(range(max(end - (num_wanted or end), end - num_tokens[name]), end))
         with self._ops.computing():
             placement = self._ops.place(spans, block_size=self._block_size, windows=self._windows)
-            batch = ForwardBatch(
-                token_ids=self._ops.token_ids(ids),
-                placement=placement,
-                rotations=tuple(rotary(placement) for rotary in self._rotaries),
-                logit_rows=self._ops.row_ids(range(len(ids))),
-            )
-            logits = torch.as_tensor(self._decoder(batch, self._cache.layers))
-        parts = torch.split(logits, [num_tokens[name] for name in names])
+            rows = self._ops.row_ids([row for name in names for row in wanted[name]])
+            logits = torch.as_tensor(self._graph.logits(self._ops.token_ids(ids), placement, rows))
+        parts = torch.split(logits, [len(wanted[name]) for name in names])
         return dict(zip(names, parts, strict=True))
 
     def finish(self, name: str, *chunks: int) -> torch.Tensor:

@@ -9,10 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cpu.test_sampler import sequence
 
+pytest.importorskip("headrace.engine.ops.native._kernels", reason="the native kernels were not built here")
+
 from headrace.engine.mind.step import SampledToken
+from headrace.engine.ops.native.ops import NativeOps
 from headrace.engine.worker.host_sampler import HostSampler
 from headrace.engine.worker.running_sequence import NOT_FINITE
 from headrace.engine.worker.sampler import Sampler
+
+
+def host_sampler(num_threads: int = 2) -> HostSampler:
+    return HostSampler(NativeOps(dtype="float32", num_threads=num_threads))
+
 
 _PARAMETERS = st.fixed_dictionaries(
     {
@@ -36,7 +44,7 @@ _PARAMETERS = st.fixed_dictionaries(
 def test_both_samplers_choose_and_tell_the_same(parameters: dict[str, Any], vocab_size: int, seed: int) -> None:
     logits = np.random.default_rng(seed).normal(scale=3, size=(1, vocab_size)).astype(np.float32)
     asked = [sequence(prompt=(1, 2), answer=(3, 3, 5), eos=(0,), **parameters) for _ in range(2)]
-    (ours,) = HostSampler().sample(logits.copy(), asked[:1])
+    (ours,) = host_sampler().sample(logits.copy(), asked[:1])
     (theirs,) = Sampler().sample(torch.from_numpy(logits.copy()), asked[1:])
     assert isinstance(ours, SampledToken) and isinstance(theirs, SampledToken)
     assert ours.token_id == theirs.token_id
@@ -52,8 +60,8 @@ def test_both_samplers_choose_and_tell_the_same(parameters: dict[str, Any], voca
 def test_the_lowest_of_equal_ids_is_taken_and_kept() -> None:
     row = np.zeros((1, 100), np.float32)
     row[0, [40, 41, 90]] = 5.0
-    assert HostSampler().sample(row.copy(), [sequence(temperature=0.0)]) == [SampledToken(40)]
-    drawn = {HostSampler().sample(row.copy(), [sequence(temperature=1.0, top_k=2, seed=seed)])[0] for seed in range(40)}
+    assert host_sampler().sample(row.copy(), [sequence(temperature=0.0)]) == [SampledToken(40)]
+    drawn = {host_sampler().sample(row.copy(), [sequence(temperature=1.0, top_k=2, seed=seed)])[0] for seed in range(40)}
     assert drawn == {SampledToken(40), SampledToken(41)}
 
 
@@ -61,6 +69,63 @@ def test_the_lowest_of_equal_ids_is_taken_and_kept() -> None:
 def test_a_row_that_is_not_finite_fails_alone(poison: float) -> None:
     logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
     logits[1, 20] = poison
-    first, failed, last = HostSampler().sample(logits, [sequence(temperature=0.0) for _ in range(3)])
+    first, failed, last = host_sampler().sample(logits, [sequence(temperature=0.0) for _ in range(3)])
     assert failed == NOT_FINITE
     assert isinstance(first, SampledToken) and isinstance(last, SampledToken)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    vocab_size=st.sampled_from([1, 15, 17, 511, 513, 49152]),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([0.0, 0.01, 1.0, 30.0]),
+)
+def test_the_greatest_of_a_row_is_numpys(vocab_size: int, seed: int, scale: float) -> None:
+    logits = np.random.default_rng(seed).normal(scale=scale, size=(3, vocab_size)).astype(np.float32)
+    logits[2] = np.round(logits[2])  # many equals
+    ops = NativeOps(dtype="float32", num_threads=2)
+    assert ops.greatest(logits) == logits.argmax(axis=1).tolist()
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([7, 600, 49152]),
+    scale=st.sampled_from([0.0, 0.01, 3.0]),
+    temperature=st.sampled_from([0.1, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 40, 10_000]),
+    top_p=st.sampled_from([1.0, 0.95, 0.1]),
+    min_p=st.sampled_from([0.0, 0.1]),
+)
+def test_a_draw_is_that_of_the_formulas_in_float64(
+    seed: int, vocab_size: int, scale: float, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    row = rng.normal(scale=scale, size=vocab_size).astype(np.float32)
+    row[rng.random(vocab_size) < 0.1] = -np.inf
+    row[0] = 0.5
+    number = rng.random()
+    (token,) = NativeOps(dtype="float32", num_threads=1).draw(
+        row[None], [(0, int(row.argmax()), temperature, top_k, top_p, min_p, number)]
+    )
+    weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
+    order = np.argsort(-weights, kind="stable")
+    if top_k:
+        order = order[:top_k]
+    if top_p < 1:
+        order = order[: int(np.searchsorted(weights[order].cumsum(), top_p * weights[order].sum())) + 1]
+    kept = np.zeros(vocab_size)
+    kept[order] = weights[order]
+    kept[weights < min_p] = 0
+    shares = kept.cumsum() / kept.sum()
+    below = shares[token - 1] if token else 0.0
+    assert kept[token] > 0 or min(abs(weights[token] - weights[order[-1]]), abs(weights[token] - min_p)) < 1e-5
+    slack = 1e-4 if scale == 0.0 or scale == 0.01 else 1e-5  # where the filters' edge may fall on a neighbour
+    assert below - slack <= number <= shares[token] + slack
+
+
+def test_a_vocabulary_is_drawn_from_as_often_as_its_probabilities_say() -> None:
+    logits = np.log(np.tile(np.array([[0.5, 0.3, 0.2]], np.float32), (4000, 1)))
+    draws = [(row, 0, 1.0, 0, 1.0, 0.0, (row + 0.5) / 4000) for row in range(4000)]
+    drawn = NativeOps(dtype="float32", num_threads=2).draw(logits, draws)
+    assert [drawn.count(token) for token in range(3)] == pytest.approx([2000, 1200, 800], abs=2)

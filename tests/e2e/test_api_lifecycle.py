@@ -154,7 +154,8 @@ def test_a_server_with_idle_connections_ends_at_once() -> None:
 SERVE_AND_WAIT = """
 import asyncio
 from headrace.obs.metrics import ServingMetrics
-from headrace.server.app import create_app, serve_http, stop_on_signals
+from headrace.server.app import create_app, serve_http
+from headrace.server.signals import stop_on_signals
 from headrace.server.config import ServerConfig
 from tests.fakes import FakeChatTemplate, FakeEngine
 

@@ -68,7 +68,7 @@ def test_a_prompt_asked_again_is_found_in_the_cache(server: RealServer) -> None:
 
 def test_the_seconds_of_the_start_are_kept_as_metrics(server: RealServer) -> None:
     text = httpx.get(f"{server.url}/metrics").text
-    for phase in ("start_process", "import_libraries", "load_weights", "allocate_kv_cache", "warm_up", "load_tokenizer"):
+    for phase in ("start_process", "load_weights", "allocate_kv_cache", "warm_up", "load_tokenizer"):
         assert f'phase="{phase}"' in text
 
 

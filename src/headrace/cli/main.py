@@ -27,10 +27,12 @@ Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status."""
-    words = sys.argv[1:] if words is None else list(words)
+    """Runs one command and returns its exit status. Without `words`: that of the command line."""
     try:
-        options = _read(words)
+        if words is None:
+            words = sys.argv[1:]
+            _prepare(words)
+        options = _read(list(words))
         status: int = options.run(options)
     except HeadraceError as error:
         sys.stderr.write(f"headrace: {error}\n")
@@ -41,6 +43,14 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0  # whoever read the output has seen enough
     return status
+
+
+def _prepare(words: Sequence[str]) -> None:
+    """An engine process takes as long to import as everything before it is told what to do: they go on side by side."""
+    if words[:1] == ["serve"] and not {"-h", "--help"} & set(words):
+        from headrace.engine.host.head_start import give_head_start
+
+        give_head_start()
 
 
 def _status_of(error: HeadraceError) -> int:

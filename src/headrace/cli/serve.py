@@ -11,6 +11,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 
@@ -20,28 +21,17 @@ from headrace.cli.config_file import read_config_file
 from headrace.cli.environment import read_environment
 from headrace.cli.model_names import names_served, resolve_model
 from headrace.cli.serve_options import ServeOptions, add_options, merge
-from headrace.cli.startup import Invitation, StartupDisplay
-from headrace.engine.host.chat_template import ChatTemplate
+from headrace.cli.startup import StartupDisplay
 from headrace.engine.host.client import EngineClient
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
-from headrace.engine.host.tokenizer import TextTokenizer, load_tokenizer
+from headrace.engine.host.tokenizer import load_tokenizer
 from headrace.engine.mind.config import SchedulingPolicy
 from headrace.obs.logging import LogFormat, configure_logging
-from headrace.obs.metrics import ServingMetrics
-from headrace.server.app import create_app, serve_http, stop_on_signals
+from headrace.server.address import check_address
 from headrace.server.config import ServerConfig
-from headrace.server.listen import check_address
+from headrace.server.signals import stop_on_signals
 
-EXIT_OK = 0
-EXIT_ENGINE_DIED = 4
 EXIT_INTERRUPTED = 130
-
-LINGER_S = 1.0
-"""How long a server whose engine died for good still answers, so that streams carry the error and /health says it."""
-
-_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-
-_logger = logging.getLogger("headrace.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +82,7 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             device=options.device,
             ops=options.ops,
             num_threads=options.threads,
+            enforce_eager=options.enforce_eager,
             max_model_len=options.max_model_len,
             block_size=options.block_size,
             max_num_batched_tokens=options.max_num_batched_tokens,
@@ -152,15 +143,31 @@ async def _serve(options: ServeOptions, assembly: Assembly, console: Console) ->
             if not await _has_started(client, stop):
                 return EXIT_INTERRUPTED
             display.ready(client.facts, max_num_seqs=options.max_num_seqs, kv_bytes=client.kv_bytes)
-            return await _answer(options, assembly, client, stop, console)
+            status: int = await _import_doors().answer(
+                client,
+                options=options,
+                config=assembly.server,
+                chat_template=assembly.chat_template,
+                stop=stop,
+                console=console,
+            )
+            return status
         finally:
             display.end()
             await client.close()
 
 
+def _import_doors() -> ModuleType:
+    """What speaks HTTP takes as long to import as all else here: done in a thread, while the engine starts."""
+    from headrace.cli import doors
+
+    return doors
+
+
 async def _has_started(client: EngineClient, stop: asyncio.Event) -> bool:
-    """False where somebody stopped it first."""
-    starting, stopping = asyncio.create_task(client.start()), asyncio.create_task(stop.wait())
+    """False where somebody stopped it first. What serves over HTTP is imported meanwhile."""
+    importing = asyncio.to_thread(_import_doors)
+    starting, stopping = asyncio.gather(client.start(), importing), asyncio.create_task(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if starting.done():
@@ -170,54 +177,6 @@ async def _has_started(client: EngineClient, stop: asyncio.Event) -> bool:
     with contextlib.suppress(asyncio.CancelledError):
         await starting
     return False
-
-
-async def _answer(
-    options: ServeOptions, assembly: Assembly, client: EngineClient, stop: asyncio.Event, console: Console
-) -> int:
-    """Serves until told to stop, or until the engine is dead for good."""
-    facts, tokenizer, name = client.facts, client.tokenizer, client.facts.served_model_names[0]
-    metrics = ServingMetrics(model_name=name, max_model_len=facts.max_model_len)
-    client.on_stats = metrics.observe_stats
-    assert isinstance(tokenizer, TextTokenizer)
-    source = assembly.chat_template or tokenizer.chat_template
-    special_tokens = tokenizer.special_tokens
-    template = ChatTemplate(source, special_tokens)
-    app = create_app(
-        client,
-        assembly.server,
-        metrics,
-        chat_template=template if source is not None else None,
-        compile_chat_template=(
-            (lambda text: ChatTemplate.of_request(text, special_tokens)) if options.trust_request_chat_template else None
-        ),
-    )
-    needs_key = assembly.server.api_key is not None
-
-    def on_started(url: str) -> None:
-        Invitation(url=url, model_name=name, can_chat=source is not None, needs_key=needs_key).show(console)
-        if not needs_key and options.host not in _LOCAL_HOSTS:
-            _logger.warning("everybody who reaches this machine may ask: --api-key would keep strangers out")
-
-    watching = asyncio.create_task(_stop_when_gone(client, stop))
-    try:
-        await serve_http(
-            app,
-            host=options.host,
-            port=options.port,
-            drain_timeout_s=options.drain_timeout_s,
-            on_started=on_started,
-            stop=stop,
-        )
-    finally:
-        watching.cancel()
-    return EXIT_ENGINE_DIED if client.is_gone else EXIT_OK
-
-
-async def _stop_when_gone(client: EngineClient, stop: asyncio.Event) -> None:
-    _logger.error("%s", await client.wait_until_gone())
-    await asyncio.sleep(LINGER_S)
-    stop.set()
 
 
 def _event_loop_factory() -> "type[asyncio.AbstractEventLoop] | None":

@@ -111,7 +111,12 @@ class ServeOptions:
         ENGINE.ops, choice(("auto", "native", "torch")), Group.MODEL, "which kernels compute",
         shown="native where they serve the model as stored",
     )  # fmt: skip
-    threads: int = option(ENGINE.num_threads, COUNT, Group.MODEL, "threads that compute", shown="one per core")
+    threads: int = option(
+        ENGINE.num_threads, COUNT, Group.MODEL, "threads that compute", spellings=("--num-threads",), shown="one per core"
+    )
+    enforce_eager: bool = option(
+        ENGINE.enforce_eager, SWITCH, Group.MODEL, "call the model's operations one by one instead of replaying a recording"
+    )
     structured_output_backend: str = option(
         ENGINE.structured_output_backend, choice(BACKENDS), Group.MODEL, "the library that enforces forms of answers"
     )

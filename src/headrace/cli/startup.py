@@ -16,7 +16,6 @@ from headrace.engine.host.messages import StartupPhase
 
 _LABELS = {
     "start_process": "start the engine process",
-    "import_libraries": "import libraries",
     "open_checkpoint": "read the model's description",
     "load_weights": "load weights",
     "allocate_kv_cache": "allocate the KV cache",

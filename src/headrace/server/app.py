@@ -28,12 +28,13 @@ from headrace.server.chat import answer_chat
 from headrace.server.completions import answer_completion
 from headrace.server.config import ServerConfig
 from headrace.server.door import Door
-from headrace.server.errors import error_response, shortened, suggestion
-from headrace.server.listen import serve_http, stop_on_signals
+from headrace.server.echo import shortened, suggestion
+from headrace.server.errors import error_response
+from headrace.server.listen import serve_http
 from headrace.server.middleware import CheckKey, NameRequests
 from headrace.server.services import ChatRenderer, Services
 
-__all__ = ["create_app", "serve_http", "stop_on_signals"]
+__all__ = ["create_app", "serve_http"]
 
 _HERE = Path(__file__).parent
 _WEB = _HERE / "web"

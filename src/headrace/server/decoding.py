@@ -26,7 +26,7 @@ from headrace.protocol.openai import (
     ToolDefinition,
 )
 from headrace.server import refusals
-from headrace.server.errors import shortened, suggestion
+from headrace.server.echo import shortened, suggestion
 from headrace.server.refusals import Refusal
 
 T = TypeVar("T", bound=msgspec.Struct)

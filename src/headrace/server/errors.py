@@ -4,7 +4,7 @@ A caller's fault is 4xx and names the field. The server's own is 5xx, and a bug'
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -16,7 +16,6 @@ from headrace.base.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
-    nearest,
 )
 from headrace.protocol.openai import ErrorBody, ErrorResponse
 
@@ -61,16 +60,3 @@ def error_response(error: BaseException, headers: Mapping[str, str] | None = Non
     """The same as a response of its own."""
     status, body = describe(error)
     return Response(encode_error(body), status, headers=dict(headers or {}), media_type="application/json")
-
-
-_LONGEST_ECHO = 200
-
-
-def shortened(text: str) -> str:
-    """What a client sent, for use in a message: not all of it if it is long."""
-    return text if len(text) <= _LONGEST_ECHO else f"{text[:_LONGEST_ECHO]}…"
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where a known name is near. Not for long words: comparing takes quadratic time."""
-    return nearest(word, known) if len(word) <= _LONGEST_ECHO else ""

@@ -6,17 +6,15 @@ that says so; then the loop is given back.
 
 import asyncio
 import contextlib
-import errno
 import logging
 import math
-import signal
 import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
 
-from headrace.base.errors import ConfigurationError
+from headrace.server.address import BACKLOG, bind, url_of
 from headrace.server.services import Services
 
 _KEEP_ALIVE_S = 65
@@ -24,8 +22,6 @@ _KEEP_ALIVE_S = 65
 a request sent at the moment when we close would be lost."""
 _GRACE_AFTER_DRAIN_S = 2
 """For the last error events to reach clients that read."""
-_BACKLOG = 2048
-_MAX_PORT = 65535
 
 _logger = logging.getLogger("headrace.server")
 
@@ -41,12 +37,12 @@ async def serve_http(
 ) -> None:
     """Serves until `stop` is set and everything open has ended. Calls `on_started` with the URL once requests are taken.
 
-    Port 0 takes a free one. Signals are the caller's business: see `stop_on_signals`. Raises ConfigurationError where the
+    Port 0 takes a free one. Signals are the caller's business: see `signals.py`. Raises ConfigurationError where the
     address cannot be had.
     """
     services = app.state.services
     assert isinstance(services, Services)
-    listener = _bind(host, port)
+    listener = bind(host, port)
     server = _Server(
         uvicorn.Config(
             app,
@@ -58,9 +54,9 @@ async def serve_http(
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(drain_timeout_s) + _GRACE_AFTER_DRAIN_S,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
         ),
-        lambda: on_started(_url(host, listener)),
+        lambda: on_started(url_of(host, listener)),
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
@@ -75,37 +71,6 @@ async def serve_http(
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await serving
         listener.close()
-
-
-def check_address(host: str, port: int) -> None:
-    """Raises ConfigurationError where nobody could listen there now: sooner than after loading a model."""
-    _bind(host, port).close()
-
-
-@contextlib.contextmanager
-def stop_on_signals(stop: asyncio.Event, *, on_second: Callable[[], None] | None = None) -> Iterator[None]:
-    """While this lasts, Ctrl-C and SIGTERM set `stop`; a second one calls `on_second`, or ends the process as if nobody
-    listened."""
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def remove() -> None:
-        for number in signals:
-            loop.remove_signal_handler(number)
-
-    def first() -> None:
-        stop.set()
-        remove()
-        if on_second is not None:
-            for number in signals:
-                loop.add_signal_handler(number, on_second)
-
-    for number in signals:
-        loop.add_signal_handler(number, first)
-    try:
-        yield
-    finally:
-        remove()
 
 
 class _Server(uvicorn.Server):
@@ -133,42 +98,3 @@ async def _drain(server: uvicorn.Server, serving: asyncio.Task[None], services: 
     if not serving.done() and services.in_flight.count:
         _logger.warning("ending %d requests that did not finish in time", services.in_flight.count)
         services.in_flight.end_all()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= _MAX_PORT:
-        raise ConfigurationError(f"port must be between 0 and {_MAX_PORT}, not {port}; check --host and --port")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise ConfigurationError(f"cannot listen on {host!r}, port {port}: {error}; check --host and --port") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ConfigurationError(_why_not_bound(error, host, port)) from None
-    return listener
-
-
-def _why_not_bound(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"port {port} on {host} is taken by another program: stop that, or choose another port, for example "
-            f"--port {port + 1 if port < _MAX_PORT else 8000} (--port 0 takes a free one)"
-        )
-    if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than this process has: choose one above 1023 with --port"
-    return f"cannot listen on {host}, port {port}: {error.strerror}; check --host and --port"
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    """Where to point a browser: a server on all addresses is also on this machine's own."""
-    port = listener.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

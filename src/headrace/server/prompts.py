@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.base.errors import InvalidRequestError
 from headrace.protocol.openai import ChatCompletionRequest, ChatMessage, GenerationFields, TokenizeRequest, ToolCall
-from headrace.server.errors import shortened
+from headrace.server.echo import shortened
 from headrace.server.services import ChatRenderer, Services
 
 _TEMPLATE_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")

@@ -17,7 +17,7 @@ from headrace.engine.mind.sampling_params import MAX_LOGPROBS, RepetitionDetecti
 from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.protocol.openai import GenerationFields
 from headrace.server.config import ServerConfig
-from headrace.server.errors import shortened, suggestion
+from headrace.server.echo import shortened, suggestion
 
 V = TypeVar("V")
 

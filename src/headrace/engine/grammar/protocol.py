@@ -5,14 +5,15 @@ Knows token ids and bits. Does not know any library, nor who samples.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from headrace.engine.mind.structured_output import StructuredOutput
 
-TokenMask = npt.NDArray[np.int32]
+if TYPE_CHECKING:  # the names of backends are wanted in processes that never see a mask
+    import numpy as np
+    import numpy.typing as npt
+
+TokenMask: TypeAlias = "npt.NDArray[np.int32]"
 """One bit per token id, lowest bit first: [ceil(vocab_size / 32)]."""
 
 BITS_PER_WORD = 32

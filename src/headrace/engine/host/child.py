@@ -8,8 +8,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
 from headrace.engine.host.config import EngineConfig
 from headrace.engine.host.connection import Connection, client_end
+from headrace.engine.host.head_start import start_process
 from headrace.engine.host.messages import ClientMessage, EngineMessage, Shutdown
 
 MAX_SOCKET_PATH = 100
@@ -60,13 +59,7 @@ class EngineChild:
         self._folder = _socket_folder()
         endpoint = f"ipc://{self._folder}/engine"
         self._connection: Connection[ClientMessage, EngineMessage] = client_end(endpoint)
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is for the parent alone, which then drains
-        )
+        self._process = start_process(command)
         launch = {"endpoint": endpoint, "launched": SystemClock().now(), "config": config}
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is over already; `ended` will say so
@@ -161,11 +154,6 @@ def describe_exit(status: int) -> str:
         return f"ended by {signal.Signals(-status).name}"
     except ValueError:
         return f"ended by signal {-status}"
-
-
-def engine_command() -> tuple[str, ...]:
-    """What starts a real engine process, with the interpreter that runs this."""
-    return (sys.executable, "-m", "headrace.engine.host.process")
 
 
 def _socket_folder() -> Path:

@@ -23,9 +23,10 @@ from headrace.base.ids import RequestId
 from headrace.base.system_clock import SystemClock, unix_seconds
 from headrace.base.units import seconds
 from headrace.engine.host.answer import Answer
-from headrace.engine.host.child import EngineChild, describe_exit, engine_command
+from headrace.engine.host.child import EngineChild, describe_exit
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.host.generation import EngineFacts, GenerationRequest, OutputChunk, Tokenizer
+from headrace.engine.host.head_start import engine_command
 from headrace.engine.host.messages import (
     Abort,
     AddRequest,

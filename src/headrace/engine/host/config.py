@@ -41,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which implementation computes: `native`, `torch`, or `auto` for native where it serves the checkpoint as stored."""
     num_threads: int = 0
     """Threads that compute on the CPU; 0 takes one per physical core that this process may use."""
+    enforce_eager: bool = False
+    """Calls the model's operations one by one in every step, instead of replaying a recording of them."""
     max_model_len: int = 0
     """Most tokens of one sequence; 0 is the model's own length, -1 the most that fits."""
     block_size: int = 16

@@ -3,8 +3,10 @@
 Knows the order of the start-up, how the KV cache's size is decided, and when to die: with its parent, at once,
 whatever it is doing. Does not know what happens in a turn (`loop.py`), nor HTTP.
 
-Its parent writes one line of JSON, a `Launch`, to its standard input, and keeps that pipe open: its end is the sign
-that the parent is gone. All else goes over the socket that the line names. Standard error is for people.
+Its parent writes one line of JSON, a `Launch`, to its standard input, perhaps some time after the start (`head_start.py`),
+and keeps that pipe open: its end is the sign that the parent is gone. All else goes over the socket that the line names.
+Standard error is for people. All imports come before that line is read, except torch's, which take seconds: the parent's
+death must be noticed during them.
 """
 
 import contextlib
@@ -33,6 +35,8 @@ from headrace.engine.host.memory import KVCacheSize, available_bytes, size_kv_ca
 from headrace.engine.host.messages import ClientMessage, EngineMessage, EngineReady, StartupPhase
 from headrace.engine.host.recording import Opening, RecordingWriter
 from headrace.engine.mind.engine_core import EngineCore
+from headrace.engine.worker.constraint import Masks
+from headrace.engine.worker.worker import Worker, WorkerConfig
 
 EXIT_ORPHANED = 3
 """The parent was gone: nobody is left to tell."""
@@ -54,7 +58,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     # A terminal's Ctrl-C reaches every process of its group; this one goes on until the parent has drained.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launch = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=Launch)
+    line = _read_line(sys.stdin.fileno())
+    if not line:
+        return EXIT_ORPHANED  # it had a head start, and the parent then found nothing to serve
+    launch = msgspec.json.decode(line, type=Launch)
     threading.Thread(target=_die_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     connection = engine_end(launch.endpoint)
     try:
@@ -77,14 +84,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
         connection.send(StartupPhase(name, duration_s, detail))
 
     report("start_process", seconds(clock.now() - launch.launched), f"pid {os.getpid()}")
-    began = clock.now()
     check_installed(config.structured_output_backend)
-    # Here, not above: importing what computes takes seconds, and the parent's death must be noticed during them.
-    from headrace.engine.worker.constraint import Masks
-    from headrace.engine.worker.worker import Worker, WorkerConfig
-
-    report("import_libraries", seconds(clock.now() - began), "")
-
     worker = Worker(
         WorkerConfig(
             model_path=config.model_path,
@@ -94,6 +94,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
             num_threads=config.num_threads,
             device=config.device,
             ops=config.ops,
+            enforce_eager=config.enforce_eager,
         ),
         report,
     )

@@ -11,7 +11,7 @@ replaceable, and its calls recordable as a tape that is replayed with other size
 Shapes below: `num_tokens` rows of one step, all sequences one after another. "The compute dtype" is `Ops.dtype`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -33,6 +33,9 @@ Placement: TypeAlias = Any
 
 Rotation: TypeAlias = Any
 """cos and sin at the step's positions. Opaque."""
+
+Forward: TypeAlias = Callable[[Tensor, Placement, Tensor], Tensor]
+"""(token ids, placement, rows whose logits are wanted) -> logits: a model's pass over one step, caches and tables bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,13 @@ class Ops(Protocol):
 
     def computing(self) -> AbstractContextManager[object]:
         """Held around everything below that computes, by the thread that does."""
+        ...
+
+    def record(self, forward: Forward) -> Forward:
+        """A function that gives the same bits: `forward` itself, or a recording of the operations that it calls.
+
+        A recording calls `forward` once, now, with placeholders for its arguments; its caches, tables and weights must stay.
+        """
         ...
 
     # Loading

@@ -1,11 +1,12 @@
-"""HostSampler: the sampler's formulas on numpy arrays, for logits that are in the machine's memory.
+"""HostSampler: the sampler's formulas for logits that are in the machine's memory.
 
 Knows what `sampler.py` knows, and chooses as that does, in the same order and from the same draws; `sampler.py` states the
-rules. Does not know torch, so that a worker without it can sample.
+rules. Rows are searched and drawn from by compiled code, on all threads at once; what few requests ask for, numpy does. Does
+not know torch, so that a worker without it can sample.
 """
 
-import math
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +19,52 @@ from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, Ru
 
 Floats = npt.NDArray[np.float32]
 
-_SORTED_AT_FIRST = 256
-"""Most probable tokens that are sorted before it is known whether top_p needs more: nearly always enough."""
+Draw = tuple[int, int, float, int, float, float, float]
+"""(row, its most probable token, temperature, top_k, top_p, min_p, uniform number)"""
+
+
+@runtime_checkable
+class RowSampler(Protocol):
+    """What it asks of ops that leave their logits in the machine's memory. logits: [num_rows, vocab_size]"""
+
+    def greatest(self, logits: Floats) -> list[int]:
+        """Each row's most probable token, the lowest id among equals; -1 where the row is not finite."""
+        ...
+
+    def draw(self, logits: Floats, draws: list[Draw]) -> list[int]:
+        """A token for each, by inverse transform over what the filters leave, in order of token id."""
+        ...
 
 
 class HostSampler:
+    def __init__(self, rows: RowSampler) -> None:
+        self._rows = rows
+
     def sample(self, logits: Floats, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
         """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up."""
-        return [_sample_row(logits[row], sequence) for row, sequence in enumerate(sequences)]
+        outcomes: list[SampledToken | str] = []
+        draws: list[Draw] = []
+        told: dict[int, Floats] = {}
+        for row, (best, sequence) in enumerate(zip(self._rows.greatest(logits), sequences, strict=True)):
+            if not sequence.is_plain or best < 0:
+                if sequence.sampling.logprobs >= 0:
+                    told[row] = logits[row].copy()
+                problem, best = _prepare(logits[row], best, sequence)
+                if problem:
+                    outcomes.append(problem)
+                    continue
+            outcomes.append(SampledToken(best))
+            if not sequence.sampling.is_greedy:
+                draws.append(_draw(row, best, sequence))
+        if draws:
+            for draw, token in zip(draws, self._rows.draw(logits, draws), strict=True):
+                outcomes[draw[0]] = SampledToken(token)
+        for row, raw in told.items():
+            outcome = outcomes[row]
+            if isinstance(outcome, SampledToken):
+                logprobs = _logprobs(raw, outcome.token_id, sequences[row].sampling)
+                outcomes[row] = SampledToken(outcome.token_id, logprobs)
+        return outcomes
 
     def given_logprobs(self, logits: Floats, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
         """Of tokens that were given, not chosen. logits: [num_tokens, vocab_size], each row before its token."""
@@ -33,15 +72,13 @@ class HostSampler:
         return [_told(row, token, _top(row, top)) for row, token in zip(logits, token_ids, strict=True)]
 
 
-def _sample_row(row: Floats, sequence: RunningSequence) -> SampledToken | str:
+def _prepare(row: Floats, best: int, sequence: RunningSequence) -> tuple[str, int]:
+    """Makes of the model's logits those to choose from, in place. Returns what is wrong, and the most probable token."""
     verdict = sequence.constraint.verdict() if sequence.constraint is not None else None  # once a step, whatever else
-    best = int(row.argmax())  # the first NaN if any is NaN
-    if not math.isfinite(row[best]):
-        return NOT_FINITE
+    if best < 0:
+        return NOT_FINITE, best
     if isinstance(verdict, str):
-        return verdict
-    sampling = sequence.sampling
-    raw = row.copy() if sampling.logprobs >= 0 else None
+        return verdict, best
     if sequence.changes_logits:
         _change_logits(row, sequence)
     if verdict is not None:
@@ -49,12 +86,9 @@ def _sample_row(row: Floats, sequence: RunningSequence) -> SampledToken | str:
     if sequence.bans_ending:
         _ban_ending(row, sequence)
     best = int(row.argmax())
-    if sequence.bans_tokens and row[best] == -np.inf:
-        return NOTHING_LEFT
-    token = best if sampling.is_greedy else _draw(row, row[best], sequence)
-    if verdict is not None and verdict[token] != 0:
-        return NOTHING_LEFT
-    return SampledToken(token) if raw is None else SampledToken(token, _logprobs(raw, token, sampling))
+    if row[best] == -np.inf and (sequence.bans_tokens or verdict is not None):
+        return NOTHING_LEFT, best
+    return "", best
 
 
 def _change_logits(row: Floats, sequence: RunningSequence) -> None:
@@ -85,57 +119,10 @@ def _ban_ending(row: Floats, sequence: RunningSequence) -> None:
         row[ending] = values
 
 
-def _draw(row: Floats, best: np.float32, sequence: RunningSequence) -> int:
-    """By inverse transform over what the filters leave, in order of token id. Uses `row` up."""
+def _draw(row: int, best: int, sequence: RunningSequence) -> Draw:
     sampling = sequence.sampling
-    row -= best  # however small the temperature, the best is 0 and nothing is NaN
-    row /= np.float32(sampling.temperature)
-    probabilities = np.exp(row, out=row)
-    probabilities /= probabilities.sum()
-    _keep_top(probabilities, sampling)
-    if sampling.min_p > 0.0:
-        probabilities[probabilities < probabilities.max() * np.float32(sampling.min_p)] = 0.0
-    cumulated = probabilities.cumsum(dtype=np.float64)
-    target = uniform(sampling.seed, sequence.sample_index, len(sequence.token_ids)) * cumulated[-1]
-    return min(int(np.searchsorted(cumulated, target, side="right")), len(row) - 1)
-
-
-def _keep_top(probabilities: Floats, sampling: SamplingParams) -> None:
-    """Sets what top_k and top_p leave out to 0, in place; among equally probable tokens the lowest ids stay."""
-    vocab_size = len(probabilities)
-    if not 0 < sampling.top_k < vocab_size and sampling.top_p >= 1.0:
-        return
-    num_sorted = min(vocab_size, _SORTED_AT_FIRST)
-    while True:
-        # Partitioned first: sorting a whole vocabulary takes ten times as long.
-        greatest = np.partition(probabilities, vocab_size - num_sorted)[vocab_size - num_sorted :]
-        descending = np.sort(greatest)[::-1]
-        num_kept = _num_kept(descending.cumsum(dtype=np.float64), sampling, vocab_size)
-        if num_kept is not None:
-            break
-        num_sorted = min(vocab_size, num_sorted * 8)
-    least = descending[num_kept - 1]
-    dropped = probabilities < least
-    if vocab_size - int(dropped.sum()) > num_kept:
-        num_above = int((probabilities > least).sum())
-        dropped[np.flatnonzero(probabilities == least)[num_kept - num_above :]] = True
-    probabilities[dropped] = 0.0
-
-
-def _num_kept(cumulated: npt.NDArray[np.float64], sampling: SamplingParams, vocab_size: int) -> int | None:
-    """How many of the most probable tokens are kept; None if more of them must be sorted to know."""
-    num_sorted = len(cumulated)
-    top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
-    if sampling.top_p >= 1.0:
-        return top_k if top_k <= num_sorted else None
-    if num_sorted < top_k < vocab_size:
-        return None
-    considered = cumulated[:top_k]
-    total = float(considered[-1]) if top_k <= num_sorted else 1.0  # top_p's share is of what top_k left
-    num_kept = int(np.searchsorted(considered, sampling.top_p * total)) + 1
-    if num_kept <= len(considered):
-        return num_kept
-    return top_k if top_k <= num_sorted else None
+    number = uniform(sampling.seed, sequence.sample_index, len(sequence.token_ids))
+    return (row, best, sampling.temperature, max(0, sampling.top_k), sampling.top_p, sampling.min_p, number)
 
 
 def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprobs:

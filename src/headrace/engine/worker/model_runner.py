@@ -1,4 +1,4 @@
-"""ModelRunner: carries out one StepPlan after another: keeps the live sequences, builds the ForwardBatch, calls the model.
+"""ModelRunner: carries out one StepPlan after another: keeps the live sequences, lays the step out, runs the model.
 
 Knows plans, sequences and block tables. Does not know how anything is computed (ops), chosen (sampler) or scheduled (the
 mind). Plans may be made before the previous step's outcome is known: sampled tokens are therefore kept here.
@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.base.ids import BlockId, SequenceId
-from headrace.engine.layers.forward_batch import ForwardBatch
-from headrace.engine.layers.rotary import Rotary
 from headrace.engine.mind.step import (
     PromptLogprobs,
     SampledToken,
@@ -19,9 +17,9 @@ from headrace.engine.mind.step import (
     StepResult,
     TokenLogprobs,
 )
-from headrace.engine.models.decoder import Decoder
-from headrace.engine.ops.protocol import Ops, SequenceSpan, Tensor
+from headrace.engine.ops.protocol import Ops, Placement, SequenceSpan, Tensor
 from headrace.engine.worker.constraint import Masks
+from headrace.engine.worker.graph import Graph
 from headrace.engine.worker.kv_cache import KVCache
 from headrace.engine.worker.running_sequence import NOT_FINITE, RunningSequence
 
@@ -55,20 +53,19 @@ class ModelRunner:
     def __init__(
         self,
         ops: Ops,
-        decoder: Decoder,
+        graph: Graph,
         kv_cache: KVCache,
         sampler: TokenSampler,
         *,
         block_size: int,
-        max_model_len: int,
+        windows: Sequence[int | None],
     ) -> None:
-        spec = decoder.spec
+        """`windows`: the distinct windows of the model's layers."""
         self._ops = ops
-        self._decoder = decoder
+        self._graph = graph
         self._kv_cache = kv_cache
         self._block_size = block_size
-        self._rotaries = [Rotary(ops, rope, max_model_len=max_model_len) for rope in spec.ropes]
-        self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))  # distinct, in order
+        self._windows = windows
         self._sampler = sampler
         self._sequences: dict[SequenceId, RunningSequence] = {}
         self._suspect_blocks: set[BlockId] = set()
@@ -83,14 +80,14 @@ class ModelRunner:
         scores: tuple[PromptLogprobs, ...] = ()
         if computed:
             sampling = [i for i in computed if plan.scheduled[i].samples]
-            batch = self._forward_batch(plan, computed)
+            inputs = self._inputs(plan, computed)
             stretches = self._prompt_stretches(plan, computed)
             if stretches:
-                residual = self._decoder.residual(batch, self._kv_cache.layers)
+                residual = self._graph.residual(*inputs)
                 scores = tuple(self._score(residual, stretch) for stretch in stretches)
-                logits = self._decoder.logits(residual, batch.logit_rows)
+                logits = self._graph.logits_of(residual, inputs[-1])
             else:
-                logits = self._decoder(batch, self._kv_cache.layers)
+                logits = self._graph.logits(*inputs)
             self._sample(plan, sampling, logits, sampled)
         failures = self._failures(plan)
         return StepResult(plan.step_id, tuple(sampled), failures, scores)
@@ -136,7 +133,8 @@ class ModelRunner:
         live = [i for i, entry in enumerate(scheduled) if not self._sequences[entry.sequence_id].failure]
         return sorted(live, key=lambda i: _place_in_step(scheduled[i]))  # stable: otherwise the plan's order
 
-    def _forward_batch(self, plan: StepPlan, computed: Sequence[int]) -> ForwardBatch:
+    def _inputs(self, plan: StepPlan, computed: Sequence[int]) -> tuple[Tensor, Placement, Tensor]:
+        """What the graph takes: token ids, where they stand, and the rows whose logits are wanted."""
         token_ids: list[int] = []
         spans: list[SequenceSpan] = []
         logit_rows: list[int] = []
@@ -151,12 +149,7 @@ class ModelRunner:
             if entry.samples:
                 logit_rows.append(len(token_ids) - 1)
         placement = self._ops.place(spans, block_size=self._block_size, windows=self._windows)
-        return ForwardBatch(
-            token_ids=self._ops.token_ids(token_ids),
-            placement=placement,
-            rotations=tuple(rotary(placement) for rotary in self._rotaries),
-            logit_rows=self._ops.row_ids(logit_rows),
-        )
+        return self._ops.token_ids(token_ids), placement, self._ops.row_ids(logit_rows)
 
     # The prompts' log-probabilities
 
@@ -181,7 +174,7 @@ class ModelRunner:
         for offset in range(0, stretch.num_rows, _SCORED_AT_ONCE):
             size = min(_SCORED_AT_ONCE, stretch.num_rows - offset)
             row, position = stretch.first_row + offset, stretch.first_position + offset
-            logits = self._decoder.logits(residual, self._ops.row_ids(list(range(row, row + size))))
+            logits = self._graph.logits_of(residual, self._ops.row_ids(list(range(row, row + size))))
             tokens = sequence.token_ids[position : position + size]
             entries += self._sampler.given_logprobs(logits, tokens, sequence.sampling.prompt_logprobs)
         if not all(math.isfinite(entry.logprob) for entry in entries):

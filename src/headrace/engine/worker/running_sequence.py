@@ -17,8 +17,8 @@ NOTHING_LEFT = "the request's conditions together allow no token of the model he
 
 class RunningSequence:
     __slots__ = (
-        "banned", "block_table", "constraint", "eos_token_ids", "failure", "is_known_finite", "num_prompt_tokens",
-        "sample_index", "sampling", "token_counts", "token_ids",
+        "banned", "block_table", "constraint", "eos_token_ids", "failure", "is_known_finite", "is_plain",
+        "num_prompt_tokens", "sample_index", "sampling", "token_counts", "token_ids",
     )  # fmt: skip
 
     def __init__(self, new: NewSequence) -> None:
@@ -36,6 +36,13 @@ class RunningSequence:
         """[vocab_size]: true where `allowed_token_ids` leaves a token out; made by the sampler where they are given."""
         self.token_counts: TokenCounts | None = None
         """Made by the sampler where penalties ask for it."""
+        self.is_plain = (
+            self.constraint is None
+            and self.sampling.logprobs < 0
+            and self.sampling.min_tokens == 0
+            and not self.changes_logits
+        )
+        """Its next token is chosen from the model's logits as they are, and nothing else is told: the common case."""
         self.failure = ""
         """Why its numbers are of no use, once they are not; it then takes part in no computation."""
         self.is_known_finite = False

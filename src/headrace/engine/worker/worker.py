@@ -18,9 +18,11 @@ from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan, 
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.models.weights import Checkpoint, open_checkpoint
 from headrace.engine.ops.protocol import Ops
-from headrace.engine.ops.registry import OPS_NAMES, OpsChoice, choose_ops
+from headrace.engine.ops.registry import OPS_NAMES, choose_ops
 from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.cores import num_compute_threads
+from headrace.engine.worker.graph import Graph
+from headrace.engine.worker.host_sampler import HostSampler, RowSampler
 from headrace.engine.worker.kv_cache import KVCache, kv_bytes_per_block
 from headrace.engine.worker.model_runner import ModelRunner, TokenSampler
 from headrace.specs.model import ModelSpec, RopeScaling
@@ -53,6 +55,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ops: str = "auto"
     """Which implementation computes: `native`, `torch`, or `auto` for native where it serves the checkpoint as stored."""
 
+    enforce_eager: bool = False
+    """Calls the model's operations one by one in every step, instead of replaying a recording of them."""
+
     def __post_init__(self) -> None:
         for name, known in (("dtype", _DTYPES), ("device", _DEVICES), ("ops", OPS_NAMES)):
             value = getattr(self, name)
@@ -84,7 +89,7 @@ class Worker:
             block_size=config.block_size,
         )
         self._ops: Ops = choice.make(config.num_threads or num_compute_threads())
-        self._sampler = _make_sampler(choice)
+        self._sampler = _make_sampler(self._ops)
         self.dtype, self.device = self._ops.dtype, self._ops.device
         with self._ops.computing():
             self._decoder = Decoder(self._ops, self.spec, self.checkpoint)
@@ -123,9 +128,12 @@ class Worker:
         block_size = self.config.block_size
         with self._ops.computing():
             cache = KVCache(self._ops, self.spec, num_blocks=num_blocks, block_size=block_size)
-            self._runner = ModelRunner(
-                self._ops, self._decoder, cache, self._sampler, block_size=block_size, max_model_len=self.max_model_len
-            )
+            graph = Graph(
+                self._ops, self._decoder, cache,
+                max_model_len=self.max_model_len, enforce_eager=self.config.enforce_eager,
+            )  # fmt: skip
+            windows = tuple(dict.fromkeys(layer.window for layer in self.spec.layers))  # distinct, in order
+            self._runner = ModelRunner(self._ops, graph, cache, self._sampler, block_size=block_size, windows=windows)
         size = format_bytes(num_blocks * self.kv_bytes_per_block)
         self._phase("allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens, {size}")
 
@@ -183,11 +191,9 @@ def _projection_storages(checkpoint: Checkpoint) -> frozenset[str]:
     return frozenset(tensor.storage for tensor in tensors if len(tensor.shape) > 1)
 
 
-def _make_sampler(choice: OpsChoice) -> TokenSampler:
-    if choice.name == "native":
-        from headrace.engine.worker.host_sampler import HostSampler
-
-        return HostSampler()
-    from headrace.engine.worker.sampler import Sampler
+def _make_sampler(ops: Ops) -> TokenSampler:
+    if isinstance(ops, RowSampler):
+        return HostSampler(ops)
+    from headrace.engine.worker.sampler import Sampler  # torch's
 
     return Sampler()

@@ -6,7 +6,7 @@ Knows the marks. Does not know how they are looked for.
 from dataclasses import dataclass
 
 from headrace.base.errors import ConfigurationError
-from headrace.server.errors import suggestion
+from headrace.server.echo import suggestion
 from headrace.server.reasoning.parser import ReasoningParser
 
 

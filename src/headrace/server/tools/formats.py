@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.base.errors import ConfigurationError
-from headrace.server.errors import suggestion
+from headrace.server.echo import suggestion
 from headrace.server.tools.deepseek import DeepSeekParser
 from headrace.server.tools.functionary import FunctionaryV31Parser, FunctionaryV32Parser
 from headrace.server.tools.generic_json import GenericJsonParser

@@ -12,7 +12,7 @@ import msgspec
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
 from headrace.protocol.openai import ChatCompletionRequest, FunctionDefinition, NamedToolChoice, ToolDefinition
-from headrace.server.errors import shortened, suggestion
+from headrace.server.echo import shortened, suggestion
 from headrace.server.tools.parser import MAX_NAME, NAME
 from headrace.server.tools.schemas import Tools
 

@@ -3,7 +3,8 @@
 Knows the extension. Does not know models, layers or the mind; `protocol.py` says what each operation means. Activations are
 float32 between operations. A product with a quantised weight quantises its rows to int8, by blocks of 32 along the sum, as
 llama.cpp does: on the weights' own numbers, an error of about 0.4 % of the result's size. `dtype` is what keys and values
-are held in, and with bfloat16 the rows that meet BF16 weights.
+are held in, and with bfloat16 the rows that meet BF16 weights. While a tape is recorded, None stands for token ids, rows and
+placements.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from headrace.base.errors import ConfigurationError
 from headrace.engine.ops.dequantize import Floats
 from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.native import _kernels, weights
-from headrace.engine.ops.protocol import AttentionShape, QKNorm, SequenceSpan
+from headrace.engine.ops.protocol import AttentionShape, Forward, QKNorm, SequenceSpan, Tensor
 from headrace.specs.model import Activation
 
 VERSION = 1
@@ -54,12 +55,31 @@ class NativeOps:
         self._is_bf16 = dtype == "bfloat16"
         self._engine = _kernels.Engine(num_threads, isa)
         self._awake = _Awake(self._engine)
+        self._recorded_embedding: tuple[weights.Embedding, np.float32] | None = None
+        """While a tape is recorded: the table that its replay reads here, for want of a kernel."""
         self.processor = f"native-{VERSION}-cpu-{self._engine.isa}"
         threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
         self.device = f"native kernels on CPU ({self._engine.isa}), {threads}"
 
     def computing(self) -> _Awake:
         return self._awake
+
+    def record(self, forward: Forward) -> Forward:
+        """A tape: replayed by the extension alone, without the interpreter."""
+        self._engine.record()
+        try:
+            tape = self._engine.finish(forward(None, None, None))
+        finally:
+            self._engine.give_up()
+            embedding, self._recorded_embedding = self._recorded_embedding, None
+
+        def replay(ids: npt.NDArray[np.int64], where: _kernels.Placement, rows: list[int]) -> Floats:
+            given = ids if embedding is None else embedding[0].rows(ids, embedding[1])
+            return self._engine.replay(tape, given, where, rows).numpy()
+
+        # What the tape points to lives as long as what was recorded.
+        replay.recorded = forward  # type: ignore[attr-defined]
+        return replay
 
     # Loading
 
@@ -109,18 +129,22 @@ class NativeOps:
         counts = [(span.num_computed_tokens, span.num_tokens) for span in spans]
         return _kernels.place(counts, [list(span.block_ids) for span in spans], block_size)
 
-    def rotation(self, table: tuple[Floats, int], where: _kernels.Placement) -> tuple[Floats, int]:
+    def rotation(self, table: tuple[Floats, int], where: _kernels.Placement | None) -> tuple[Floats, int]:
         """The whole table: the placement has the positions."""
         del where
         return table
 
     # Computing
 
-    def embed(self, ids: npt.NDArray[np.int64], table: weights.Embedding, *, multiplier: float = 1.0) -> _kernels.Tensor:
-        rows = table.rows(ids)
-        if multiplier != 1.0:
-            rows *= self._rounded(multiplier)
-        return self._engine.from_array(rows)
+    def embed(
+        self, ids: npt.NDArray[np.int64] | None, table: weights.Embedding, *, multiplier: float = 1.0
+    ) -> _kernels.Tensor:
+        factor = self._rounded(multiplier)
+        if table.kernel is None and ids is not None:
+            return self._engine.from_array(table.rows(ids, factor))
+        if table.kernel is None:
+            self._recorded_embedding = (table, factor)
+        return self._engine.embed(ids, table.kernel, table.hidden_size, float(factor))
 
     def _rounded(self, x: float) -> np.float32:
         """To the compute dtype."""
@@ -149,7 +173,7 @@ class NativeOps:
         self,
         qkv: _kernels.Tensor,
         kv: _kernels.Cache,
-        where: _kernels.Placement,
+        where: _kernels.Placement | None,
         shape: AttentionShape,
         *,
         rotation: tuple[Floats, int] | None,
@@ -162,18 +186,27 @@ class NativeOps:
         return self._engine.rope_and_cache(qkv, kv, where, table, rotary_dim, norm.query_weight, norm.key_weight, norm.eps)
 
     def attention(
-        self, q: _kernels.Tensor, kv: _kernels.Cache, where: _kernels.Placement, shape: AttentionShape
+        self, q: _kernels.Tensor, kv: _kernels.Cache, where: _kernels.Placement | None, shape: AttentionShape
     ) -> _kernels.Tensor:
         del shape  # the cache knows it
         return self._engine.attention(q, kv, where)
 
-    def select_rows(self, x: _kernels.Tensor, rows: list[int]) -> _kernels.Tensor:
+    def select_rows(self, x: _kernels.Tensor, rows: list[int] | None) -> _kernels.Tensor:
         return self._engine.select_rows(x, rows)
 
     def logits(
         self, x: _kernels.Tensor, weight: _kernels.Linear, *, multiplier: float = 1.0, softcap: float | None = None
-    ) -> Floats:
-        return self._engine.logits(x, weight, multiplier, softcap or 0.0, self._is_bf16).numpy()
+    ) -> Tensor:
+        logits = self._engine.logits(x, weight, multiplier, softcap or 0.0, self._is_bf16)
+        return logits if logits.is_recorded else logits.numpy()
+
+    # Sampling, of logits that `logits` gave
+
+    def greatest(self, logits: Floats) -> list[int]:
+        return self._engine.greatest(logits)
+
+    def draw(self, logits: Floats, draws: list[tuple[int, int, float, int, float, float, float]]) -> list[int]:
+        return self._engine.draw(logits, draws)
 
     def copy_blocks(self, kv: _kernels.Cache, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:

@@ -71,9 +71,15 @@ class Embedding:
 
     def __init__(self, table: HostTensor) -> None:
         self._storage = table.storage
-        self._hidden_size = table.shape[-1]
-        self._rows = np.frombuffer(table.data, np.uint8).reshape(-1, row_bytes(table.storage, self._hidden_size))
+        self.hidden_size = table.shape[-1]
+        data = np.frombuffer(table.data, np.uint8)
+        self._rows = data.reshape(-1, row_bytes(table.storage, self.hidden_size))
+        self.kernel: _kernels.EmbeddingTable | None = None
+        """Reads the same rows; None where no kernel knows the format."""
+        if _kernels.EmbeddingTable.knows(table.storage):
+            self.kernel = _kernels.EmbeddingTable(table.storage, data, self.hidden_size)
 
-    def rows(self, ids: npt.NDArray[np.int64]) -> Floats:
+    def rows(self, ids: npt.NDArray[np.int64], multiplier: np.float32) -> Floats:
         taken = self._rows[ids]
-        return dequantize(self._storage, memoryview(taken.tobytes()), (len(ids), self._hidden_size))
+        rows = dequantize(self._storage, memoryview(taken.tobytes()), (len(ids), self.hidden_size))
+        return rows if multiplier == 1 else rows * multiplier

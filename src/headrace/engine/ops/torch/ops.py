@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from headrace.base.errors import ConfigurationError
 from headrace.engine.ops.host_tensor import HostTensor
-from headrace.engine.ops.protocol import AttentionShape, QKNorm, SequenceSpan
+from headrace.engine.ops.protocol import AttentionShape, Forward, QKNorm, SequenceSpan
 from headrace.engine.ops.torch import attention, placement, weights
 from headrace.specs.model import Activation
 
@@ -35,6 +35,9 @@ class TorchOps:
 
     def computing(self) -> AbstractContextManager[object]:
         return torch.inference_mode()
+
+    def record(self, forward: Forward) -> Forward:
+        return forward  # torch's calls are made anew each time
 
     # Loading
 
