@@ -159,6 +159,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.now = 0
         self.lives: dict[str, int] = {}
         self.accepts: dict[str, int] = {}
+        self.present: dict[str, int] = {}
         self.open: dict[RequestId, tuple[str, int, int] | None] = {}
         self.sent: list[Dispatch] = []
         self.ended: set[RequestId] = set()
@@ -176,6 +177,7 @@ class RouterMachine(RuleBasedStateMachine):
                     self.end(request_id)
                 case Expel(name, _):
                     self.accepts.pop(name, None)
+                    self.present.pop(name, None)
                 case Cancel():
                     pass
 
@@ -189,14 +191,15 @@ class RouterMachine(RuleBasedStateMachine):
         if not again or name not in self.lives:
             self.lives[name] = self.lives.get(name, 0) + 1
             self.accepts.pop(name, None)
-        was = self.accepts.get(name)
+            self.present.pop(name, None)
+        was = self.present.get(name)
         epoch, actions = self.core.join(name, self.lives[name], Nanos(self.now))
         if was is None:
             assert epoch > self.last_epoch, "an epoch is given once"
             self.last_epoch = epoch
+            self.accepts[name] = self.present[name] = epoch
         else:
-            assert not actions
-        self.accepts[name] = epoch if was is None else was
+            assert epoch == was and not actions, "its message came twice"
         self.perform(actions)
 
     @rule(name=st.sampled_from("abc"))

@@ -32,6 +32,7 @@ class FleetInvariants(Watch):
         self._salt_of = salt_of
         self._last_epoch = 0
         self._accepting: dict[str, int] = {}  # by replica, the epoch in which it may be sent to
+        self._present: dict[str, int] = {}  # by replica, the epoch of which it is a member, draining or not
         self._newest: dict[RequestId, int] = {}
         self._forwarded: dict[RequestId, int] = {}
         self._admitted: set[tuple[str, int, RequestId, int]] = set()
@@ -43,17 +44,18 @@ class FleetInvariants(Watch):
     # The router and its members
 
     def joined(self, replica: str, epoch: int) -> None:
-        if self._accepting.get(replica) == epoch:
-            return  # the same news again
+        if self._present.get(replica) == epoch:
+            return  # the same news again; if it drains meanwhile, it goes on draining
         assert epoch > self._last_epoch, f"{replica} joins in epoch {epoch}, and {self._last_epoch} was given before"
         self._last_epoch = epoch
-        self._accepting[replica] = epoch
+        self._accepting[replica] = self._present[replica] = epoch
 
     def draining(self, replica: str) -> None:
         self._accepting.pop(replica, None)
 
     def left(self, replica: str) -> None:
         self._accepting.pop(replica, None)
+        self._present.pop(replica, None)
 
     def dispatched(self, replica: str, epoch: int, request_id: RequestId, generation: int) -> None:
         self.num_dispatches += 1
