@@ -33,7 +33,6 @@ from headrace.sim.replica_host import ROUTER, Finish
 from headrace.sim.router_host import RouterHost
 
 _BYTES_PER_TOKEN = 4
-_ROUTER_ROOT = b"router/"
 _TRYING_AGAIN = frozenset({"unavailable", "dropped", "no endpoint"})
 """Failures after which a client sends its request again, if it does that at all."""
 
@@ -55,9 +54,13 @@ class _Open:
 
 @dataclass(slots=True, kw_only=True)
 class Routing:
-    """How prompts are named for the router: with blocks of this size; 0: not at all."""
+    """How prompts are named for the router."""
 
     block_size: int
+    """Tokens of the router's blocks; 0: they are not named at all."""
+    engine_block_size: int
+    """Where a number of the engines' blocks is one of the router's, the router names it as they name the last of them: so a
+    prompt is hashed once for all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +74,8 @@ class Clients:
     rng: Random
     routing: Routing
     cache_salt: Callable[[WorkloadRequest], str]
+    root_of: Callable[[str], BlockHash]
+    """What the first block of a tenant's prompts is chained to."""
     on_finish: Callable[[str, Finish], None]
     """Told each answer that a client got, by the request's id in the workload."""
     router: RouterHost = field(init=False)
@@ -294,8 +299,11 @@ class Clients:
         routing = self.routing
         if not routing.block_size:
             return ()
-        root = BlockHash(_ROUTER_ROOT + salt.encode())
-        return tuple(self.hasher.prompt_hashes(root, prompt, routing.block_size))
+        root = self.root_of(salt)
+        if routing.block_size % routing.engine_block_size:
+            return tuple(self.hasher.prompt_hashes(root, prompt, routing.block_size))
+        step = routing.block_size // routing.engine_block_size
+        return tuple(self.hasher.prompt_hashes(root, prompt, routing.engine_block_size)[step - 1 :: step])
 
 
 def seed_of(request_id: str, seed: int) -> int:

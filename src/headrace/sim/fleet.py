@@ -16,6 +16,7 @@ from headrace.base.clock import ManualClock, Nanos
 from headrace.base.rng import stream
 from headrace.base.units import NANOS_PER_SECOND, nanos
 from headrace.engine.mind.block_hashing import BlockHasher
+from headrace.engine.mind.prefix_cache import PrefixCache
 from headrace.measure.report.record import RequestRecord, Run, RunFacts
 from headrace.measure.workload.request import ChatPrompt, Workload, WorkloadRequest
 from headrace.router.mind.profile import profile_for
@@ -29,7 +30,7 @@ from headrace.sim.fleet_log import FleetLog, FleetLogger, Span
 from headrace.sim.fleet_spec import FleetSpec, PoolSpec
 from headrace.sim.network import Network
 from headrace.sim.prompts import SegmentHasher
-from headrace.sim.replica_host import Finish, ReplicaHost, Surroundings
+from headrace.sim.replica_host import IDENTITY_DIGEST, Finish, ReplicaHost, Surroundings
 from headrace.sim.router_host import RouterHost
 from headrace.sim.watch import Watch
 
@@ -101,8 +102,12 @@ class Fleet:
             self.network,
             self._hasher,
             stream(spec.seed, "clients"),
-            Routing(block_size=spec.router.prefix_block_size if profile.prefix_index is not None else 0),
+            Routing(
+                block_size=spec.router.prefix_block_size if profile.prefix_index is not None else 0,
+                engine_block_size=next(iter(spec.pools.values())).scheduler.block_size,
+            ),
             how.cache_salt,
+            lambda salt: PrefixCache(IDENTITY_DIGEST).root(adapter="", cache_salt=salt),
             self._answered,
         )
         self.hosts: dict[str, ReplicaHost] = {}

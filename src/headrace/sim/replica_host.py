@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from headrace.sim.router_host import RouterHost
 
 ROUTER = "router"
+IDENTITY_DIGEST = b"rehearsal"
+"""One model for all."""
 _JOIN_AGAIN_NS = 1_000_000_000
 
 
@@ -157,7 +159,7 @@ class ReplicaHost(Observer):
             return
         self.is_starting = False
         around = self._around
-        core = EngineCore(self.spec.scheduler, identity_digest=b"rehearsal", hasher=around.hasher)
+        core = EngineCore(self.spec.scheduler, identity_digest=IDENTITY_DIGEST, hasher=around.hasher)
         executor = SimExecutor(
             worker=around.make_worker(self.spec),
             cost=self._cost,
