@@ -15,18 +15,30 @@ HAS_VENV := $(VENV)/.has-venv
 HAS_RUNTIME := $(VENV)/.has-runtime
 HAS_ALL := $(VENV)/.has-all
 
-# A fresh environment with torch's CPU build takes about 2 GB.
-NEEDED_MB := 2500
+# A fresh environment for serving takes about 200 MB; one for tests, with torch's CPU build, about 2 GB.
+NEEDED_MB := 300
+NEEDED_MB_ALL := 2500
 
 say = printf '\033[1m==> %s\033[0m\n' "$(1)"
 fail = { printf 'make: %s\n' "$(1)" >&2; exit 1; }
 
+need_room = free=$$(df -Pm . | awk 'NR == 2 { print $$4 }'); \
+	if [ "$$free" -lt $(1) ]; then $(call fail,installing needs about $(1) MB here and $$free MB are free: make room first); fi
+
+# By far the largest, so it comes first and shows its progress: this exact version where pip finds it, else one that the package
+# admits.
+install_torch = if ! $(PYTHON) -c 'import torch' 2>/dev/null; then \
+		$(call say,installing torch); \
+		$(PIP) install '$(TORCH)' || $(PIP) install '$(TORCH_RANGE)' || \
+		$(call fail,pip could not install torch: is there a network and enough disk and a build for this Python?); \
+	fi
+
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all sim check bench docs clean
+.PHONY: help setup serve test test-all sim check bench bench-peers docs clean
 
 help: ## show this
 	@echo "Headrace: the commands"
-	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Options of a server: make serve MODEL=path-or-name ARGS='--port 8001 --max-model-len 4096'"
 
 setup: $(HAS_ALL) ## make .venv and install the package with what tests and checks need
@@ -52,11 +64,15 @@ check: $(HAS_ALL) ## ruff, mypy in strict mode, and who may import whom
 	@$(call say,mypy); $(VENV)/bin/mypy
 	@$(call say,import contracts); $(VENV)/bin/lint-imports
 
-bench: $(HAS_ALL) ## run the benchmarks; results go to benchmarks/results/
+bench: $(HAS_ALL) ## run the benchmarks but for those beside peers; results go to benchmarks/results/
 	@$(VENV)/bin/headrace pull smollm2-135m
 	@for name in $$(grep -l '__main__' benchmarks/*.py | xargs -n 1 basename | sed 's/\.py$$//'); do \
 		$(call say,$$name); $(PYTHON) -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
+
+bench-peers: $(HAS_ALL) ## install other engines in environments of their own, and measure beside them (ARGS='--only NAME')
+	@$(VENV)/bin/headrace pull smollm2-135m
+	@$(PYTHON) -m benchmarks.peers $(ARGS)
 
 docs: $(HAS_ALL) ## check that the documents tell the truth: links, files, commands
 	@$(VENV)/bin/pytest -q tests/tidy $(ARGS)
@@ -67,10 +83,7 @@ clean: ## remove .venv and caches, but not fetched models
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(HAS_VENV):
-	@free=$$(df -Pm . | awk 'NR == 2 { print $$4 }'); \
-	if [ "$$free" -lt $(NEEDED_MB) ]; then \
-		$(call fail,installing needs about $(NEEDED_MB) MB here and $$free MB are free: make room first); \
-	fi
+	@$(call need_room,$(NEEDED_MB))
 	@for python in python3 python3.13 python3.12 python3.11; do \
 		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
@@ -81,19 +94,20 @@ $(HAS_VENV):
 	$$found -m venv $(VENV) || $(call fail,$$found cannot make environments: install its venv module (python3-venv)); \
 	touch $@
 
-# torch is by far the largest, so it comes first and shows its progress: this exact version where pip finds it, else one that
-# the package admits.
+# What serving needs, and no torch; unless there is no C++ compiler, for then only torch can compute.
 $(HAS_RUNTIME): $(HAS_VENV) pyproject.toml
-	@if ! $(PYTHON) -c 'import torch' 2>/dev/null; then \
-		$(call say,installing torch); \
-		$(PIP) install '$(TORCH)' || $(PIP) install '$(TORCH_RANGE)' || \
-		$(call fail,pip could not install torch: is there a network and enough disk and a build for this Python?); \
-	fi
 	@$(call say,installing headrace)
 	@$(PIP) install --quiet --editable . || $(call fail,pip could not install the package: is there a network?)
+	@if ! $(PYTHON) -c 'import headrace.engine.ops.native._kernels' 2>/dev/null; then \
+		$(call say,no native kernels were built (is there a C++ compiler?): torch will compute); \
+		$(call need_room,$(NEEDED_MB_ALL)); \
+		$(install_torch); \
+	fi
 	@touch $@
 
-$(HAS_ALL): $(HAS_RUNTIME) pyproject.toml
-	@$(call say,installing what tests and checks need)
-	@$(PIP) install --quiet --editable '.[test,check]' || $(call fail,pip could not install them: is there a network?)
-	@touch $@
+$(HAS_ALL): $(HAS_VENV) pyproject.toml
+	@$(call need_room,$(NEEDED_MB_ALL))
+	@$(install_torch)
+	@$(call say,installing headrace and what tests and checks need)
+	@$(PIP) install --quiet --editable '.[torch,test,check]' || $(call fail,pip could not install them: is there a network?)
+	@touch $(HAS_RUNTIME) $@

@@ -1,8 +1,8 @@
 """Compiles the native kernels when the package is built or installed, where that can be done.
 
 Knows CMake and where the result belongs. A machine without a C++ compiler gets the package without the kernels: torch then
-computes, and `headrace serve` says so. HEADRACE_NATIVE=require makes a failure an error; HEADRACE_NATIVE=off compiles
-nothing.
+computes, where it is installed, and `headrace serve` says so, or says what to install. HEADRACE_NATIVE=require makes a
+failure an error; HEADRACE_NATIVE=off compiles nothing.
 """
 
 import os
@@ -35,7 +35,9 @@ class NativeKernels(BuildHookInterface[Any]):
             output = getattr(error, "output", "") or ""
             if wanted == "require":
                 raise SystemExit(f"the native kernels were not built: {error}\n{output}") from error
-            self.app.display_warning(f"the native kernels were not built, torch will compute: {error}\n{output[-2000:]}")
+            self.app.display_warning(
+                f"the native kernels were not built, so only torch can compute (headrace[torch]): {error}\n{output[-2000:]}"
+            )
             return
         shutil.copy2(built, root / _TARGET / built.name)
         build_data["artifacts"].append(f"/{_TARGET}/{built.name}")

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
@@ -86,7 +86,7 @@ def circumstances() -> dict[str, object]:
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "torch": version("torch"),
+        "torch": _version("torch"),
     }
 
 
@@ -108,6 +108,13 @@ def interleave(
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, ...]:
     """Pair by pair, in the order of the runs."""
     return tuple(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _processor() -> str:

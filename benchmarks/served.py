@@ -37,7 +37,7 @@ class Served:
 
 @contextlib.contextmanager
 def serve(*options: str) -> Iterator[Served]:
-    port = _free_port()
+    port = free_port()
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace.cli.main", "serve", MODEL, "--port", str(port), *options],
@@ -67,7 +67,7 @@ def _is_healthy(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
-"""The README's table of measured numbers, made of what `results/` holds. Run after the others; a test compares the two.
+"""What `results/` holds, as tables: all of it in `results/README.md`, a line for each benchmark in the project's README.
 
-Knows the README's markers and the results' fields. Measures nothing.
+Run after the others; a test compares. Knows the README's markers and the results' fields. Measures nothing.
 """
 
 import json
@@ -10,41 +10,72 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
+ALL_RESULTS = RESULTS / "README.md"
 
 BEGIN = "<!-- Made by `python -m benchmarks.update_readme` of benchmarks/results/; not written by hand. -->\n"
 END = "<!-- end of the table -->\n"
 
 
-def measured_table() -> str:
-    """For each result a row that says what was done, then one for each target; and where they were measured."""
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+def summary() -> str:
+    """A line for each result: the first thing that was asked, and how much of all that was asked was reached."""
+    results = _results()
     if not results:
         return "Nothing has been measured yet.\n"
-    rows = ["| asked for | measured |\n|---|---|\n"]
+    rows = ["| benchmark | first of what was asked | measured | targets met |\n|---|---|---|---|\n"]
+    rows += [_summary_row(result) for result in results]
+    all_of_it = ALL_RESULTS.relative_to(ROOT)
+    return "".join(rows) + f"\n[Everything that was asked and measured]({all_of_it}), {_where(results)}"
+
+
+def full_table() -> str:
+    """For each result a row that says what was done, then one for each target; and where they were measured."""
+    results = _results()
+    rows = [BEGIN, "# Measured\n\n| asked for | measured |\n|---|---|\n"]
     for result in results:
         rows.append(_heading(result))
         rows += [_row(target) for target in result["targets"]] or [_first_figure(result)]
-    machines = sorted({f"{r['processor']}, {r['num_cores']} cores, torch {r['torch']}" for r in results})
-    where = (
-        f"\nOn {'; on '.join(machines)}. Spread, commit and command of each are in its file; `make bench` measures again.\n"
-    )
-    return "".join(rows) + where
+    return "".join(rows) + f"\nMeasured {_where(results)}"
+
+
+def _results() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+
+
+def _where(results: list[dict[str, Any]]) -> str:
+    machines = sorted({f"{r['processor']}, {r['num_cores']} cores" for r in results})
+    return f"on {'; on '.join(machines)}. Spread, commit and command of each are in its file; `make bench` measures again.\n"
+
+
+def _summary_row(result: dict[str, Any]) -> str:
+    name, targets = result["name"], result["targets"]
+    first, measured = (targets[0]["text"], _measured(targets[0])) if targets else _first(result)
+    met = f"{sum(target['is_met'] for target in targets)} of {len(targets)}" if targets else ""
+    return f"| [{name}](benchmarks/results/{name}.json) | {first} | {measured} | {met} |\n"
 
 
 def _heading(result: dict[str, Any]) -> str:
     what = result["what"].replace("|", "\\|")
-    return f"| *{what}* | [{result['name']}](benchmarks/results/{result['name']}.json) |\n"
+    return f"| *{what}* | [{result['name']}]({result['name']}.json) |\n"
 
 
 def _row(target: dict[str, Any]) -> str:
+    return f"| {target['text']} | {_measured(target)} |\n"
+
+
+def _measured(target: dict[str, Any]) -> str:
     verdict = "" if target["is_met"] else ", missed"
-    return f"| {target['text']} | **{_number(target['reached'])}** {target['unit']}{verdict} |\n"
+    return f"**{_number(target['reached'])}** {target['unit']}{verdict}"
 
 
 def _first_figure(result: dict[str, Any]) -> str:
     """Where nothing was asked for."""
+    name, measured = _first(result)
+    return f"| {name} | {measured} |\n"
+
+
+def _first(result: dict[str, Any]) -> tuple[str, str]:
     figure = result["figures"][0]
-    return f"| {figure['name']} | **{_number(figure['median'])}** {figure['unit']} |\n"
+    return figure["name"], f"**{_number(figure['median'])}** {figure['unit']}"
 
 
 def _number(value: float) -> str:
@@ -61,9 +92,10 @@ def with_table(readme: str) -> str:
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert begin and end, "README.md has lost the markers of its table"
-    return before + begin + measured_table() + end + after
+    return before + begin + summary() + end + after
 
 
 if __name__ == "__main__":
     README.write_text(with_table(README.read_text()))
-    print(measured_table())
+    ALL_RESULTS.write_text(full_table())
+    print(full_table())

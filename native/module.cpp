@@ -17,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ceilings.h"
 #include "machine.h"
 #include "sampling.h"
 #include "tape.h"
@@ -184,6 +185,23 @@ class Engine {
         return tokens;
     }
 
+    // Of one token a row: (log-probability, rank, ids of the most probable, their log-probabilities).
+    std::vector<std::tuple<double, int64_t, std::vector<int64_t>, std::vector<double>>> tell(
+        const LogitRows& logits, const std::vector<int64_t>& tokens, int64_t num_top) {
+        const int64_t size = int64_t(logits.shape(1));
+        require(tokens.size() == logits.shape(0), "a token for every row");
+        for (int64_t token : tokens) require(0 <= token && token < size, "no such token");
+        std::vector<std::tuple<double, int64_t, std::vector<int64_t>, std::vector<double>>> told(tokens.size());
+        samplers_.resize(size_t(machine_.pool().size()));
+        nb::gil_scoped_release release;
+        machine_.pool().run(int(tokens.size()), [&](int thread, int row) {
+            Told one = samplers_[size_t(thread)].tell(machine_.kernels(), logits.data() + row * logits.stride(0), size,
+                                                      tokens[size_t(row)], num_top);
+            told[size_t(row)] = {one.logprob, one.rank, std::move(one.top_ids), std::move(one.top_logprobs)};
+        });
+        return told;
+    }
+
     // Operations
 
     Value* from_array(const FloatRows& array) {
@@ -347,6 +365,8 @@ NB_MODULE(_kernels, m) {
     using namespace headrace;
     nb::set_leak_warnings(false);  // a process that ends while it serves is no leak
     m.def("best_isa", [] { return std::string(find_kernels("")->name); });
+    m.def("read_rate", &read_rate, nb::call_guard<nb::gil_scoped_release>());
+    m.def("operation_rate", &operation_rate, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Value>(m, "Tensor")
         .def_prop_ro("shape", [](const Value& v) { return std::make_pair(v.matrix().rows, v.matrix().columns); })
         .def_prop_ro("is_recorded", [](const Value& v) { return v.number >= 0; })
@@ -377,6 +397,7 @@ NB_MODULE(_kernels, m) {
         .def("make_finite", &Cache::make_finite);
     nb::class_<Placement>(m, "Placement");
     m.def("place", &place);
+    m.def("num_steps_alone", &ThreadPool::num_steps_alone);
     nb::class_<Engine>(m, "Engine")
         .def(nb::init<int, const std::string&>(), nb::arg("num_threads"), nb::arg("isa") = "")
         .def_prop_ro("isa", &Engine::isa)
@@ -393,6 +414,7 @@ NB_MODULE(_kernels, m) {
              nb::arg("multiplier"), nb::rv_policy::take_ownership)
         .def("greatest", &Engine::greatest)
         .def("draw", &Engine::draw)
+        .def("tell", &Engine::tell)
         .def("from_array", &Engine::from_array, nb::rv_policy::take_ownership)
         .def("select_rows", &Engine::select_rows, nb::arg("x"), nb::arg("rows").none(), nb::rv_policy::take_ownership)
         .def("rms_norm", &Engine::rms_norm, nb::rv_policy::take_ownership)

@@ -1,5 +1,7 @@
 #include "thread_pool.h"
 
+#include <chrono>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -27,6 +29,10 @@ inline void spin_until(Done done) {
     }
 }
 
+int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads)
@@ -46,6 +52,12 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::wake() {
     if (num_threads_ == 1) return;
+    if (num_alone_left_ > 0) {
+        --num_alone_left_;
+        return;
+    }
+    woken_ns_ = now_ns();
+    lost_ns_ = 0;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         is_awake_ = true;
@@ -53,7 +65,10 @@ void ThreadPool::wake() {
     sleepers_.notify_all();
 }
 
-void ThreadPool::sleep() { is_awake_ = false; }
+void ThreadPool::sleep() {
+    if (!is_awake_.exchange(false)) return;
+    num_alone_ = num_alone_left_ = num_steps_alone(now_ns() - woken_ns_, lost_ns_, num_alone_);
+}
 
 void ThreadPool::run_erased(int num_items, Job job, void* argument) {
     if (num_threads_ == 1 || num_items <= 1) {
@@ -68,7 +83,14 @@ void ThreadPool::run_erased(int num_items, Job job, void* argument) {
     epoch_.value.fetch_add(1);  // open
     take_items(0);
     epoch_.value.fetch_add(1);  // closed: who registers after this sees it, who did before is waited for
-    spin_until([&] { return active_.value.load() == 0; });
+    const auto is_done = [&] { return active_.value.load() == 0; };
+    for (int spins = 0; spins < kSpinsBeforeYield; ++spins) {
+        if (is_done()) return;
+        relax();
+    }
+    const int64_t began = now_ns();  // somebody has the helper's processor
+    while (!is_done()) std::this_thread::yield();
+    lost_ns_ += now_ns() - began;
 }
 
 void ThreadPool::take_items(int thread) {

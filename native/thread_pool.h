@@ -2,7 +2,8 @@
 //
 // Knows threads and how work is shared out. Does not know what is computed. One thread at a time may call `run`; it takes
 // part as thread 0, and never waits for a thread that has not begun: where other programs keep a helper from running, the
-// others do its share.
+// others do its share. One that is kept from finishing what it has begun must be waited for; where that takes most of a step,
+// thread 0 computes the next ones alone.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +26,15 @@ class ThreadPool {
     ThreadPool& operator=(const ThreadPool&) = delete;
     int size() const { return num_threads_; }
 
-    void wake();   // threads spin from now on
-    void sleep();  // they wait, at no cost, from now on; `run` still works, more slowly
+    void wake();   // a step begins: threads spin from now on, unless they were in each other's way
+    void sleep();  // it is over: they wait, at no cost, from now on; `run` still works, more slowly
+
+    // How many steps, after one that took so long and in which thread 0 lost so much of it with waiting, are not shared.
+    // `num_before`: what this said the last time.
+    static int num_steps_alone(int64_t step_ns, int64_t lost_ns, int num_before) {
+        if (lost_ns * 2 <= step_ns) return 0;
+        return num_before == 0 ? kFewestAlone : std::min(num_before * 2, kMostAlone);
+    }
 
     // The first of n things that are a thread's by right; until (thread + 1)'s first.
     int share(int n, int thread) const { return int(int64_t(n) * thread / num_threads_); }
@@ -58,7 +66,11 @@ class ThreadPool {
         std::atomic<int64_t> value{0};
     };
 
+    static constexpr int kFewestAlone = 4, kMostAlone = 64;
+
     const int num_threads_;
+    int num_alone_ = 0, num_alone_left_ = 0;  // steps
+    int64_t woken_ns_ = 0, lost_ns_ = 0;
     int num_items_ = 0;
     Job job_ = nullptr;
     void* argument_ = nullptr;

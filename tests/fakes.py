@@ -224,6 +224,9 @@ class FakeEngine:
                 await self._obey_switches(len(live[0].token_ids))
                 for sequence in live:
                     yield replace(self._advance(request, sequence), num_cached_tokens=num_cached)
+                    if not sequence.finished and request.has_enough(sequence.index):
+                        sequence.finished = True
+                        yield OutputChunk(index=sequence.index, finish_reason=FinishReason.STOP, times=self._times(sequence))
         finally:
             self.num_live -= 1
             if not all(sequence.finished for sequence in sequences):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.base.clock import Nanos
-from headrace.base.ids import RequestId, StepId
+from headrace.base.ids import RequestId, SequenceId, StepId
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.engine_core import EngineCore
 from headrace.engine.mind.request import Request
@@ -20,10 +20,12 @@ from headrace.engine.worker.worker import Worker, WorkerConfig
 BLOCK_SIZE = 16
 
 
-def make_worker(path: object, *, dtype: str, num_blocks: int, max_model_len: int = 0, num_threads: int = 0) -> Worker:
+def make_worker(
+    path: object, *, dtype: str, num_blocks: int, max_model_len: int = 0, num_threads: int = 0, ops: str = "auto"
+) -> Worker:
     config = WorkerConfig(
         model_path=str(path), dtype=dtype, device="cpu", max_model_len=max_model_len, block_size=BLOCK_SIZE,
-        num_threads=num_threads,
+        num_threads=num_threads, ops=ops,
     )  # fmt: skip
     worker = Worker(config, lambda *phase: None)
     worker.allocate_kv_cache(num_blocks)
@@ -68,9 +70,11 @@ class EngineDriver:
 
     def close(self) -> None:
         """Lets the worker forget what the mind would have released with a next plan, so that another may come."""
-        started = {new.sequence_id for plan in self.plans for new in plan.new_sequences}
-        released = {sequence_id for plan in self.plans for sequence_id in plan.released_sequence_ids}
-        self._worker.execute(StepPlan(StepId(-1), (), released_sequence_ids=tuple(sorted(started - released))))
+        held: set[SequenceId] = set()
+        for plan in self.plans:
+            held -= set(plan.released_sequence_ids)
+            held |= {new.sequence_id for new in plan.new_sequences}
+        self._worker.execute(StepPlan(StepId(-1), (), released_sequence_ids=tuple(sorted(held))))
 
 
 def answers_of(

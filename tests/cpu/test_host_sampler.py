@@ -11,7 +11,8 @@ from tests.cpu.test_sampler import sequence
 
 pytest.importorskip("headrace.engine.ops.native._kernels", reason="the native kernels were not built here")
 
-from headrace.engine.mind.step import SampledToken
+from headrace.engine.mind.sampling_params import BeamSearch
+from headrace.engine.mind.step import BeamCandidates, SampledToken
 from headrace.engine.ops.native.ops import NativeOps
 from headrace.engine.worker.host_sampler import HostSampler
 from headrace.engine.worker.running_sequence import NOT_FINITE
@@ -55,6 +56,27 @@ def test_both_samplers_choose_and_tell_the_same(parameters: dict[str, Any], voca
     assert ours.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-4)
     assert ours.logprobs.top_token_ids == theirs.logprobs.top_token_ids
     assert ours.logprobs.top_logprobs == pytest.approx(theirs.logprobs.top_logprobs, abs=1e-4)
+
+
+@settings(deadline=None, max_examples=100)
+@given(parameters=_PARAMETERS, width=st.sampled_from([1, 3, 40]), allowed=st.sampled_from([(), tuple(range(1, 60, 2))]))
+def test_both_samplers_give_beams_the_same_candidates(
+    parameters: dict[str, Any], width: int, allowed: tuple[int, ...]
+) -> None:
+    logits = np.random.default_rng(width).normal(scale=3, size=(1, 100)).astype(np.float32)
+    width = min(width, len(allowed) or width)
+    search = BeamSearch(width=width)
+    asked = [
+        sequence((1, 2), (3, 3, 5), (0,), allowed_token_ids=allowed, beam_search=search, **parameters) for _ in range(2)
+    ]
+    (ours,) = host_sampler().sample(logits.copy(), asked[:1])
+    (theirs,) = Sampler().sample(torch.from_numpy(logits.copy()), asked[1:])
+    assert isinstance(ours, BeamCandidates) and isinstance(theirs, BeamCandidates)
+    assert ours.token_ids == theirs.token_ids
+    assert len(ours.token_ids) == min(width + 1, len(allowed) or 100)
+    assert ours.scores == pytest.approx(theirs.scores, abs=1e-4)
+    assert list(ours.scores) == sorted(ours.scores, reverse=True)
+    assert [one.token_id for one in ours.logprobs] == [one.token_id for one in theirs.logprobs]
 
 
 def test_the_lowest_of_equal_ids_is_taken_and_kept() -> None:
@@ -129,3 +151,34 @@ def test_a_vocabulary_is_drawn_from_as_often_as_its_probabilities_say() -> None:
     draws = [(row, 0, 1.0, 0, 1.0, 0.0, (row + 0.5) / 4000) for row in range(4000)]
     drawn = NativeOps(dtype="float32", num_threads=2).draw(logits, draws)
     assert [drawn.count(token) for token in range(3)] == pytest.approx([2000, 1200, 800], abs=2)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([7, 600, 49152]),
+    scale=st.sampled_from([0.0, 0.01, 3.0, 30.0]),
+    count=st.sampled_from([0, 1, 5, 20, 700]),
+)
+def test_what_is_told_of_given_tokens_is_what_numpy_finds(seed: int, vocab_size: int, scale: float, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(scale=scale, size=(3, vocab_size)).astype(np.float32)
+    logits[1] = np.round(logits[1])  # many equals
+    tokens = rng.integers(0, vocab_size, 3).tolist()
+    told = host_sampler().given_logprobs(logits, tokens, count)
+    for row, token, entry in zip(logits.astype(np.float64), tokens, told, strict=True):
+        logprobs = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        top = np.argsort(-row, kind="stable")[:count]
+        assert entry.token_id == token
+        assert entry.rank == 1 + int((row > row[token]).sum())
+        assert entry.logprob == pytest.approx(logprobs[token], abs=2e-5)
+        assert entry.top_token_ids == tuple(top.tolist())
+        assert entry.top_logprobs == pytest.approx(logprobs[top], abs=2e-5)
+
+
+def test_nothing_finite_is_told_of_a_row_that_is_not() -> None:
+    logits = np.zeros((2, 50), np.float32)
+    logits[0, 30] = np.nan
+    spoilt, sound = host_sampler().given_logprobs(logits, [3, 3], 2)
+    assert np.isnan(spoilt.logprob)
+    assert sound.logprob == pytest.approx(-np.log(50))

@@ -410,3 +410,13 @@ def test_more_threads_than_work_and_threads_that_sleep_give_the_same_bits() -> N
         with ops.computing():
             results.append(ops.linear(tensor(ops, x), loaded).numpy().copy())
     assert all(np.array_equal(result, results[0]) for result in results)
+
+
+def test_threads_that_mostly_wait_for_one_another_leave_the_next_steps_to_one_of_them() -> None:
+    alone = _kernels.num_steps_alone
+    assert alone(10_000, 0, 0) == 0
+    assert alone(10_000, 5_000, 0) == 0
+    assert alone(10_000, 6_000, 0) == 4
+    assert alone(10_000, 6_000, 4) == 8, "each time that it has not become better, it is tried less often"
+    assert alone(10_000, 9_000, 64) == 64
+    assert alone(10_000, 1_000, 64) == 0

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from headrace.base.errors import ConfigurationError
-from headrace.engine.ops.registry import OpsChoice, choose_ops
+from headrace.engine.ops.registry import OpsChoice, check_something_computes, choose_ops
 
 AS_STORED = frozenset({"Q4_1", "Q8_0"})
 
@@ -13,6 +13,18 @@ AS_STORED = frozenset({"Q4_1", "Q8_0"})
 @pytest.fixture
 def kernels() -> None:
     pytest.importorskip("headrace.engine.ops.native._kernels", reason="the native kernels were not built here")
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "headrace.engine.ops.native._kernels", None)  # importing it fails
+    monkeypatch.delattr("headrace.engine.ops.native._kernels", raising=False)
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "headrace.engine.ops.torch.ops", raising=False)
 
 
 def choose(
@@ -40,9 +52,48 @@ def test_a_format_without_a_kernel_goes_to_torch_and_says_so() -> None:
     assert choice.make(1).processor.startswith("torch-")
 
 
+@pytest.mark.usefixtures("kernels")
 def test_who_names_a_dtype_gets_that_arithmetic_throughout() -> None:
     choice = choose(dtype="float32")
-    assert (choice.name, choice.remark, choice.make(1).dtype) == ("torch", "", "float32")
+    assert (choice.name, choice.make(1).dtype) == ("torch", "float32")
+    assert choice.remark == "without the native kernels: they do not compute in float32 throughout with Q4_1, Q8_0"
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("storage", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_native_serves_unquantised_checkpoints_in_float32(storage: str, dtype: str) -> None:
+    choice = choose(dtype=dtype, storages=frozenset({storage}))
+    assert choice.name == "native"
+    assert choice.make(1).dtype == "float32"
+
+
+@pytest.mark.usefixtures("kernels")
+def test_bfloat16_that_is_asked_for_is_native_where_the_weights_are_in_it() -> None:
+    assert choose(dtype="bfloat16", storages=frozenset({"BF16"})).name == "native"
+    assert choose(dtype="bfloat16", storages=frozenset({"BF16", "F32"})).name == "torch"
+
+
+@pytest.mark.usefixtures("kernels", "no_torch")
+def test_without_torch_native_computes_whatever_it_can_hold_and_says_what_it_would_have_left_to_torch() -> None:
+    for choice in (choose(storages=frozenset({"IQ4_NL", "Q4_1"})), choose(dtype="float32")):
+        assert choice.name == "native"
+        assert choice.remark.endswith("; headrace[torch] would")
+
+
+@pytest.mark.usefixtures("kernels", "no_torch")
+def test_without_torch_what_only_torch_computes_is_an_error_that_says_how_to_get_it() -> None:
+    for wanted, block_size in (("torch", 16), ("auto", 8)):
+        with pytest.raises(ConfigurationError, match=r"pip install 'headrace\[torch\]'"):
+            choose(wanted, block_size=block_size)
+
+
+@pytest.mark.usefixtures("no_kernels", "no_torch")
+@pytest.mark.parametrize("wanted", ["auto", "native", "torch"])
+def test_with_neither_kernels_nor_torch_the_error_says_what_to_install(wanted: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"pip install 'headrace\[torch\]'") as refusal:
+        check_something_computes(wanted)
+    assert wanted == "torch" or "install a C++ compiler" in str(refusal.value)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -66,12 +117,11 @@ def test_native_computes_on_the_cpu_only() -> None:
         choose("native", device="cuda")
 
 
-def test_a_package_without_the_compiled_kernels_still_serves_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "headrace.engine.ops.native._kernels", None)  # importing it fails
-    monkeypatch.delattr("headrace.engine.ops.native._kernels", raising=False)
+@pytest.mark.usefixtures("no_kernels")
+def test_a_package_without_the_compiled_kernels_still_serves_and_says_why() -> None:
     choice = choose()
     assert choice.name == "torch"
-    assert "not built when this package was installed" in choice.remark
+    assert "not built when headrace was installed" in choice.remark
     assert choice.make(1).dtype in ("float32", "bfloat16")
     with pytest.raises(ConfigurationError, match="want of a C\\+\\+ compiler; take ops torch"):
         choose("native")

@@ -341,8 +341,8 @@ def test_warming_up_leaves_nothing_behind(worker: Worker, model: Any) -> None:
 
 
 def test_the_execution_identity_tells_dtypes_apart(model_path: Path) -> None:
-    single = make_worker(model_path, dtype="float32", num_blocks=1, num_threads=1).identity
-    half = make_worker(model_path, dtype="bfloat16", num_blocks=1, num_threads=1).identity
+    single = make_worker(model_path, dtype="float32", num_blocks=1, num_threads=1, ops="torch").identity
+    half = make_worker(model_path, dtype="bfloat16", num_blocks=1, num_threads=1, ops="torch").identity
     assert single.model_digest == half.model_digest
     assert single.digest() != half.digest()
     assert dataclasses.replace(half, weight_dtype="float32", kv_dtype="float32") == single
@@ -363,7 +363,7 @@ def test_the_length_is_part_of_the_identity_only_where_it_decides_rotations(tmp_
 def test_the_dtype_is_chosen_by_what_the_processor_multiplies_natively(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = WorkerConfig(model_path=str(model_path), device="cpu", num_threads=1)
+    config = WorkerConfig(model_path=str(model_path), device="cpu", num_threads=1, ops="torch")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     for is_native, expected in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda answer=is_native: answer)

@@ -16,11 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from headrace.engine.host.tokenizer import load_tokenizer
-from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.sampling_params import BeamSearch, SamplingParams
 from headrace.engine.worker.worker import Worker
 
 NUM_BLOCKS = 1600
 NUM_ANSWER_TOKENS = 16
+END_OF_TURN = 2
 
 Prompts = Mapping[str, Sequence[int]]
 
@@ -73,6 +74,29 @@ def transformers_model(path: Path, config_class: Any, model_class: Any) -> Any:
     assert (missing, unexpected) == (["lm_head.weight"], [])
     model.tie_weights()
     return model.eval().float()
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_beams_of_the_real_model_are_those_of_transformers(
+    smollm2_path: Path, worker: Worker, reference: Any, width: int
+) -> None:
+    (prompt,) = varied_prompts(smollm2_path, [37]).values()
+    with torch.inference_mode():
+        found = reference.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
+            num_beams=width, num_return_sequences=width, max_new_tokens=NUM_ANSWER_TOKENS, eos_token_id=END_OF_TURN,
+            pad_token_id=0, return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+    driver = EngineDriver(worker, num_blocks=NUM_BLOCKS)
+    search = BeamSearch(width=width)
+    sampling = SamplingParams(max_tokens=NUM_ANSWER_TOKENS, logprobs=0, stop_token_ids=(END_OF_TURN,), beam_search=search)
+    driver.add("beams", prompt, sampling, num_sequences=width)
+    answers = driver.run()
+    driver.close()
+    for index, row in enumerate(found.sequences[:, len(prompt) :].tolist()):
+        assert row[: len(answers["beams", index])] == answers["beams", index]
+    scores = [sum(entry.logprob for entry in one.logprobs) / len(one.new_token_ids) for one in driver.updates]
+    assert scores == pytest.approx(found.sequences_scores.tolist(), abs=1e-3)
 
 
 def greedy(num_tokens: int = NUM_ANSWER_TOKENS) -> SamplingParams:

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +16,10 @@ SHARED = "The water of the headrace turns the wheel, and the wheel turns the sto
 
 
 def ask(server: RealServer, index: int) -> None:
-    body = {"prompt": SHARED + f"Number {index}:", "max_tokens": 8 + index, "n": 1 + index % 2, "seed": index}
+    prompt = SHARED + f"Number {index}:"
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8 + index, "n": 1 + index % 2, "seed": index}
+    if index % 4 == 1:
+        body |= {"use_beam_search": True, "max_tokens": 8}
     with contextlib.suppress(httpx.ReadTimeout):  # every fifth client gives up
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.4 if index % 5 == 4 else 60)
 
@@ -46,3 +50,4 @@ def test_a_real_servers_plans_are_made_again_byte_for_byte(tmp_path: Path) -> No
     assert outcome.num_requests == 15
     assert outcome.num_steps == sum(isinstance(event, Planned) for event in events)
     assert any(isinstance(event, Aborted) for event in events), "some clients gave up"
+    assert any(event.plan.chosen_tokens for event in events if isinstance(event, Planned)), "some searched"

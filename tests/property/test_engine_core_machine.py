@@ -14,15 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ContextLengthError, InvalidRequestError
-from headrace.base.ids import RequestId
+from headrace.base.ids import RequestId, SequenceId
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 from headrace.engine.mind.engine_core import EngineCore
 from headrace.engine.mind.request import Request
-from headrace.engine.mind.sampling_params import SamplingParams
-from headrace.engine.mind.step import StepPlan
+from headrace.engine.mind.sampling_params import BeamSearch, EarlyStopping, SamplingParams
+from headrace.engine.mind.step import NewSequence, StepPlan, StepResult
 from headrace.engine.mind.update import FinishReason, RequestUpdate
 from headrace.sim.invariants import check_step
-from headrace.sim.worker import SimulatedWorker, choose_any_of, fingerprint
+from headrace.sim.worker import SimulatedWorker, beam_candidates, choose_any_of, fingerprint
 
 VOCAB_SIZE = 20
 EOS = 7
@@ -65,7 +65,53 @@ def expected_answer(request: Request, sample_index: int) -> list[int]:
     return answer
 
 
+def expected_beams(request: Request) -> list[list[int]]:
+    """A beam search as a textbook has it: whole beams in lists, all compared at every length, nothing shared."""
+    sampling, search = request.sampling, request.sampling.beam_search
+    assert search is not None
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (EOS,))}
+    facts = NewSequence(
+        SequenceId(0), 0, len(request.prompt_token_ids), request.prompt_token_ids, sampling,
+        () if sampling.ignore_eos else (EOS,),
+    )  # fmt: skip
+    running: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[tuple[float, list[int]]] = []
+    while True:
+        candidates: list[tuple[float, list[int]]] = []
+        for score, answer in running:
+            state = 0
+            for token_id in (*request.prompt_token_ids, *answer):
+                state = fingerprint(state, token_id)
+            options = beam_candidates(state, facts, len(answer), choose_any_of(VOCAB_SIZE))
+            candidates += [
+                (score + more, [*answer, token_id]) for token_id, more in zip(options.token_ids, options.scores, strict=True)
+            ]
+        candidates.sort(key=lambda pair: -pair[0])
+        length = len(running[0][1]) + 1
+        running = []
+        for rank, (score, answer) in enumerate(candidates):
+            if length == sampling.max_tokens or (answer[-1] in ends and length > sampling.min_tokens):
+                if rank < search.width:
+                    ended.append((score / length**search.length_penalty, answer))
+            elif len(running) < search.width:
+                running.append((score, answer))
+        ended.sort(key=lambda pair: -pair[0])
+        del ended[search.width :]
+        is_full = len(ended) == search.width
+        reachable = sampling.max_tokens if search.early_stopping is EarlyStopping.WHEN_HOPELESS else length
+        if not running or (
+            is_full
+            and (
+                search.early_stopping is EarlyStopping.WHEN_FULL
+                or running[0][0] / reachable**search.length_penalty <= ended[-1][0]
+            )
+        ):
+            return [answer for _, answer in ended]
+
+
 class EngineCoreMachine(RuleBasedStateMachine):
+    fails_sometimes = False
+
     @initialize(config=configs)
     def build(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -76,6 +122,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.in_flight: deque[StepPlan] = deque()
         self.requests: dict[RequestId, Request] = {}
         self.answers: dict[tuple[RequestId, int], list[int]] = {}
+        self.beams: dict[RequestId, list[list[int]]] = {}
         self.finished: dict[tuple[RequestId, int], FinishReason] = {}
         self.now = 0
 
@@ -121,6 +168,50 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.core.add_request(request, self.tick())
         self.requests[request.request_id] = request
 
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 8),
+        width=st.integers(1, 4),
+        num_answers=st.integers(1, 4),
+        length_penalty=st.sampled_from([0.5, 1.0, 2.0]),
+        early_stopping=st.sampled_from(EarlyStopping),
+        priority=st.integers(-1, 1),
+        ignore_eos=st.booleans(),
+        min_tokens=st.sampled_from([0, 0, 2]),
+    )
+    def add_beam_search(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        width: int,
+        num_answers: int,
+        length_penalty: float,
+        early_stopping: EarlyStopping,
+        priority: int,
+        ignore_eos: bool,
+        min_tokens: int,
+    ) -> None:
+        width = min(width, self.config.max_num_seqs)
+        request = Request(
+            request_id=RequestId(f"r{len(self.requests)}"),
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(
+                max_tokens=max_tokens,
+                ignore_eos=ignore_eos,
+                min_tokens=min(min_tokens, max_tokens),
+                beam_search=BeamSearch(width=width, length_penalty=length_penalty, early_stopping=early_stopping),
+            ),
+            num_sequences=min(num_answers, width),
+            priority=priority if self.config.policy is SchedulingPolicy.PRIORITY else 0,
+        )
+        if width * -(-(len(prompt) + max_tokens) // self.config.block_size) > self.config.num_blocks:
+            with pytest.raises(InvalidRequestError, match="KV blocks"):
+                self.core.add_request(request, self.tick())
+            return
+        self.core.add_request(request, self.tick())
+        self.requests[request.request_id] = request
+        self.beams[request.request_id] = expected_beams(request)
+
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def add_twice(self, data: st.DataObject) -> None:
@@ -155,6 +246,27 @@ class EngineCoreMachine(RuleBasedStateMachine):
         for update in self.core.finish_step(plan, self.worker.execute(plan), self.tick()):
             self.take(update)
 
+    @precondition(lambda self: self.in_flight and self.fails_sometimes)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        """A step in which one sequence's numbers are of no use: its request hears of it, and nobody else."""
+        plan = self.in_flight.popleft()
+        sick = data.draw(st.sampled_from(plan.scheduled)).sequence_id
+        result = self.worker.execute(plan)
+        result = StepResult(
+            plan.step_id,
+            tuple(
+                None if entry.sequence_id == sick else token
+                for entry, token in zip(plan.scheduled, result.sampled, strict=True)
+            ),
+            ((sick, "not finite"),),
+            candidates=tuple(pair for pair in result.candidates if pair[0] != sick),
+        )
+        updates = self.core.finish_step(plan, result, self.tick())
+        assert len({update.request_id for update in updates if update.finish_reason is FinishReason.ERROR}) <= 1
+        for update in updates:
+            self.take(update)
+
     @rule()
     def reset_prefix_cache(self) -> None:
         self.core.reset_prefix_cache()
@@ -164,12 +276,25 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert key not in self.finished, "an answer that has ended was heard of again"
         answer = self.answers.setdefault(key, [])
         answer.extend(update.new_token_ids)
+        if update.request_id in self.beams:
+            self.take_beam(update, answer)
+            return
         expected = expected_answer(self.requests[update.request_id], update.sample_index)
         assert answer == expected[: len(answer)]
         if update.finish_reason is not None:
             self.finished[key] = update.finish_reason
-            if update.finish_reason is not FinishReason.ABORT:
+            if update.finish_reason not in (FinishReason.ABORT, FinishReason.ERROR):
                 assert answer == expected
+
+    def take_beam(self, update: RequestUpdate, answer: list[int]) -> None:
+        """Heard of once, whole."""
+        request, best = self.requests[update.request_id], self.beams[update.request_id]
+        assert update.finish_reason is not None
+        self.finished[(update.request_id, update.sample_index)] = update.finish_reason
+        if update.finish_reason is FinishReason.ERROR:
+            assert self.fails_sometimes or len(best) < request.num_sequences
+        elif update.finish_reason is not FinishReason.ABORT:
+            assert answer == best[update.sample_index]
 
     @invariant()
     def books_balance(self) -> None:
@@ -196,5 +321,13 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert self.core.stats().num_blocks_cached == 0
 
 
+class FailingEngineCoreMachine(EngineCoreMachine):
+    """The same where numbers are not always usable."""
+
+    fails_sometimes = True
+
+
 TestEngineCore = EngineCoreMachine.TestCase
 TestEngineCore.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestFailingEngineCore = FailingEngineCoreMachine.TestCase
+TestFailingEngineCore.settings = settings(max_examples=75, stateful_step_count=60, deadline=None)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from benchmarks.update_readme import README, with_table
+from benchmarks.update_readme import ALL_RESULTS, README, full_table, with_table
 from tests.tidy.repository import ROOT, SOURCES, markdown_files, parsed, shown
 
 from headrace.cli import main as command_line
@@ -139,9 +139,10 @@ def _commands_by_name() -> dict[str, argparse.ArgumentParser]:
     return dict(commands.choices)
 
 
-def test_the_readmes_table_is_what_was_measured() -> None:
+def test_the_tables_of_results_are_what_was_measured() -> None:
     readme = README.read_text()
     assert readme == with_table(readme), "run: python -m benchmarks.update_readme"
+    assert ALL_RESULTS.read_text() == full_table(), "run: python -m benchmarks.update_readme"
 
 
 def test_the_changelog_begins_with_what_is_not_released() -> None:

@@ -18,8 +18,19 @@ _WITHOUT_TORCH = (
     "headrace.engine.layers.forward_batch",
     "headrace.engine.ops.registry",
     "headrace.server.app",
-    "headrace.cli.main",
+    "headrace.engine.worker.worker",
+    "headrace.engine.host.process",
 )
+
+_EVERY_COMMAND = """
+import sys
+from headrace.cli.main import _COMMANDS
+from headrace.cli.parser import Parser
+commands = Parser(prog="headrace").add_subparsers()
+for add_parser in _COMMANDS.values():
+    add_parser(commands)
+sys.exit("torch" in sys.modules)
+"""
 
 
 def test_imports_keep_every_contract() -> None:
@@ -33,6 +44,13 @@ def test_what_does_not_compute_imports_no_torch(module: str) -> None:
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert outcome.returncode == 0, f"importing {module} imports torch, or fails:\n{outcome.stderr}"
+
+
+def test_no_command_imports_torch() -> None:
+    outcome = subprocess.run(
+        [sys.executable, "-c", _EVERY_COMMAND], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert outcome.returncode == 0, f"a command imports torch, or fails:\n{outcome.stderr}"
 
 
 def test_base_imports_the_standard_library_only() -> None:

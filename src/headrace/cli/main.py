@@ -48,8 +48,10 @@ def main(words: Sequence[str] | None = None) -> int:
 def _prepare(words: Sequence[str]) -> None:
     """An engine process takes as long to import as everything before it is told what to do: they go on side by side."""
     if words[:1] == ["serve"] and not {"-h", "--help"} & set(words):
+        from headrace.cli.environment import let_children_use_huge_pages
         from headrace.engine.host.head_start import give_head_start
 
+        let_children_use_huge_pages()
         give_head_start()
 
 
@@ -101,6 +103,12 @@ def _simulate(commands: Commands) -> None:
     simulate.add_parser(commands)
 
 
+def _calibrate(commands: Commands) -> None:
+    from headrace.cli import calibrate
+
+    calibrate.add_parser(commands)
+
+
 def _bench(commands: Commands) -> None:
     from headrace.cli import bench
 
@@ -113,6 +121,12 @@ def _compare(commands: Commands) -> None:
     compare.add_parser(commands)
 
 
+def _roofline(commands: Commands) -> None:
+    from headrace.cli import roofline
+
+    roofline.add_parser(commands)
+
+
 def _version(commands: Commands) -> None:
     from headrace.cli import version
 
@@ -123,8 +137,10 @@ _COMMANDS: dict[str, Callable[[Commands], None]] = {
     "serve": _serve,
     "pull": _pull,
     "simulate": _simulate,
+    "calibrate": _calibrate,
     "bench": _bench,
     "compare": _compare,
+    "roofline": _roofline,
     "version": _version,
 }
 

@@ -22,10 +22,13 @@ from headrace.cli.environment import read_environment
 from headrace.cli.model_names import names_served, resolve_model
 from headrace.cli.serve_options import ServeOptions, add_options, merge
 from headrace.cli.startup import StartupDisplay
+from headrace.engine.grammar.registry import ENFORCES_TAGS
 from headrace.engine.host.client import EngineClient
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.host.tokenizer import load_tokenizer
 from headrace.engine.mind.config import SchedulingPolicy
+from headrace.engine.ops.registry import check_something_computes
+from headrace.measure.bench.event_loop import event_loop_factory
 from headrace.obs.logging import LogFormat, configure_logging
 from headrace.server.address import check_address
 from headrace.server.config import ServerConfig
@@ -63,11 +66,12 @@ def run(words: argparse.Namespace) -> int:
     configure_logging(level=options.log_level, log_format=LogFormat(options.log_format))
     console = Console()
     # What needs no model is checked before one is fetched or loaded.
+    check_something_computes(options.ops)
     check_address(options.host, options.port)
     _assemble(options, Path())
     path = resolve_model(options.model, revision=options.revision or None, console=console)
     assembly = _assemble(options, path)
-    with asyncio.Runner(loop_factory=_event_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         return runner.run(_serve(options, assembly, console))
 
 
@@ -108,6 +112,7 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             access_log=options.access_log,
             tool_call_parser=options.tool_call_parser or None,
             reasoning_parser=options.reasoning_parser or None,
+            enforces_tags=options.structured_output_backend in ENFORCES_TAGS,
         ),
         chat_template=_read_chat_template(options.chat_template),
     )
@@ -177,12 +182,3 @@ async def _has_started(client: EngineClient, stop: asyncio.Event) -> bool:
     with contextlib.suppress(asyncio.CancelledError):
         await starting
     return False
-
-
-def _event_loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
-    """uvloop's, where it exists: the same loop, in C."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.Loop

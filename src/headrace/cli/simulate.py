@@ -4,9 +4,9 @@ Composes the simulator and prints; decides nothing.
 """
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -19,18 +19,17 @@ from headrace.cli.report_view import report_console, show_summary
 from headrace.cli.simulate_cases import case_names, run_cases
 from headrace.cli.simulate_fleet import add_options, run_fleet
 from headrace.engine.host.recording import read_recording
-from headrace.engine.mind.config import SchedulerConfig
-from headrace.measure.report.record import RunFacts
+from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.result_file import write_result
-from headrace.measure.report.summary import DEFAULT_SHARES, summarize
+from headrace.measure.report.summary import DEFAULT_SHARES, Summary, summarize
 from headrace.measure.workload.request import Workload
 from headrace.measure.workload.reuse import reuse
 from headrace.measure.workload.workload_file import read_workload
+from headrace.sim.cost_model import EngineModel, read_engine
 from headrace.sim.fault_cases import CASES
 from headrace.sim.replay import replay
 from headrace.sim.scenario import run_scenario
 from headrace.sim.simulation import Outcome
-from headrace.sim.step_cost import LinearStepCost
 from headrace.sim.workload_run import run_workload
 
 _SHOWN_ROWS = 20
@@ -66,8 +65,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--engine",
         type=Path,
         metavar="FILE",
-        help="with --workload: a TOML file with tables [scheduler] (max_model_len, num_blocks, …) and [cost] (fixed_ns, "
-        "per_token_ns, per_context_token_ns); absent ones have defaults",
+        help="with --workload: the engine, as `headrace calibrate` wrote it, or a TOML file with tables [scheduler] "
+        "(max_model_len, num_blocks, …) and [cost] (fixed_ns, per_token_ns, per_context_token_ns) or [gpu] (device, model, "
+        "tensor_parallel_size, …); absent ones have defaults",
     )
     parser.set_defaults(run=run)
 
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 def _run_workload(path: Path, engine: Path | None, result: Path | None, console: Console) -> int:
     """A workload against the mind of one engine of stated size and speed."""
     workload = _read_workload(path)
-    config, cost = _read_engine(engine)
+    model = _read_engine(engine)
     facts = RunFacts(
         source="simulated",
         duration_ns=Nanos(0),
@@ -109,14 +109,57 @@ def _run_workload(path: Path, engine: Path | None, result: Path | None, console:
         seed=workload.seed,
         reusable_token_share=reuse(workload.requests).token_share,
     )
+
+    def rehearse(speed: float) -> Run:
+        cost = model.step_cost(speed=speed)
+        return run_workload(workload, config=model.scheduler, cost=cost, facts=facts, front_end=model.front_end)
+
     with console.status("rehearsing"):
-        run = run_workload(workload, config=config, cost=cost, facts=facts)
+        run = rehearse(1.0)
+        bounds = [summarize(rehearse(speed)) for speed in model.speeds_90] if model.has_interval else []
     summary = summarize(run)
     show_summary(console, run.facts, summary, DEFAULT_SHARES)
+    if bounds:
+        _show_interval(console, summary, bounds)
+    for note in model.notes:
+        console.print(f"[yellow]! {note}[/]")
     if result is not None:
         result.write_bytes(write_result(run, summary) + b"\n")
         console.print(f"[dim]result: {result}[/]")
     return 0 if summary.num_completed else 1
+
+
+def _show_interval(console: Console, summary: Summary, bounds: Sequence[Summary]) -> None:
+    """The same figures on the slowest and on the fastest machine that the cost model allows, nine times in ten."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="90 % interval of the prediction", title_justify="left")
+    for column in ("", "rehearsed", "from", "to"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for name, read in _PREDICTED.items():
+        value, *ends = (read(one) for one in (summary, *bounds))
+        if value is not None and all(end is not None for end in ends):
+            low, *_, high = sorted(number for number in (value, *ends) if number is not None)
+            table.add_row(name, f"{value:.4g}", f"{low:.4g}", f"{high:.4g}")
+    console.print(table)
+
+
+def _of(metric: str, share: float) -> Callable[[Summary], float | None]:
+    def read(summary: Summary) -> float | None:
+        found = summary.distributions.get(metric)
+        return None if found is None else found.percentile(share)
+
+    return read
+
+
+_PREDICTED: dict[str, Callable[[Summary], float | None]] = {
+    "requests/s": lambda summary: summary.request_throughput,
+    "answer tokens/s": lambda summary: summary.output_throughput,
+    **{
+        f"{metric.upper()} p{share:g} (ms)": _of(metric, share)
+        for metric in ("ttft", "tpot", "itl", "e2el")
+        for share in (50.0, 99.0)
+    },
+}
+"""What is shown with an interval, and where it stands in a summary."""
 
 
 def _read_workload(path: Path) -> Workload:
@@ -127,22 +170,16 @@ def _read_workload(path: Path) -> Workload:
         raise ConfigurationError(f"the workload {path} cannot be read: {error.strerror}") from None
 
 
-class _Engine(msgspec.Struct, forbid_unknown_fields=True):
-    scheduler: SchedulerConfig = SchedulerConfig(max_model_len=32_768, num_blocks=65_536)
-    cost: dict[str, int] = {}
-
-
-def _read_engine(path: Path | None) -> tuple[SchedulerConfig, LinearStepCost]:
+def _read_engine(path: Path | None) -> EngineModel:
     """A KV cache of a million tokens and the stated cost of a step, unless a file says otherwise."""
     if path is None:
-        return _Engine().scheduler, LinearStepCost()
+        return EngineModel()
     try:
-        engine = msgspec.toml.decode(path.read_bytes(), type=_Engine)
-        return engine.scheduler, LinearStepCost(**engine.cost)
+        return read_engine(path.read_bytes(), is_json=path.suffix == ".json")
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, TypeError) as error:
-        raise ConfigurationError(f"{path} describes no engine: {error}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
 
 
 def _positive(text: str) -> int:

@@ -5,6 +5,7 @@ import platform
 from importlib import metadata
 
 from headrace import __version__
+from headrace.engine.ops.registry import has_kernels
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -13,8 +14,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(options: argparse.Namespace) -> int:
-    print(f"headrace {__version__} (Python {platform.python_version()}, {_torch()}, {platform.platform()})")
+    print(f"headrace {__version__} (Python {platform.python_version()}, {_kernels()}, {_torch()}, {platform.platform()})")
     return 0
+
+
+def _kernels() -> str:
+    return "native kernels" if has_kernels() else "no native kernels"
 
 
 def _torch() -> str:

@@ -288,6 +288,34 @@ class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
     structured_outputs: Annotated[
         StructuredOutputs | None, Meta(description="The form that the answer must have, as vLLM asks for it.")
     ] = None
+    use_beam_search: Annotated[
+        bool | None,
+        Meta(
+            description="Search for the most probable answers, `n` beams wide (completions: `best_of`), not drawn ones: "
+            "temperature, top_p, top_k, min_p and seed then play no part. Answers come when the search is over, best first."
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        Meta(
+            description="With `use_beam_search`: an answer's score is the sum of its log-probabilities over its number of "
+            "tokens to this power. Default 1; more favours long answers."
+        ),
+    ] = None
+    early_stopping: Annotated[
+        bool | Literal["never"] | None,
+        Meta(
+            description="With `use_beam_search`. True: end with the first `n` answers; false, the default: when no beam "
+            "would be among the best, were it to end now; `never`: when none can become so."
+        ),
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None,
+        Meta(
+            description="Most tokens of reasoning: then the mark that ends it is written, and the answer follows. -1: no "
+            "limit. Only for models that put marks around their reasoning."
+        ),
+    ] = None
     priority: Annotated[
         int | None,
         Meta(description="Lower runs earlier. Anything but 0 needs an engine that schedules by priority."),
@@ -298,6 +326,18 @@ class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     return_token_ids: Annotated[
         bool | None, Meta(description="Give the token ids of prompt and answer beside the text. Default false.")
+    ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None,
+        Meta(description="In log-probabilities, write tokens as `token_id:17` in place of their texts. Default false."),
+    ] = None
+    stream_interval: Annotated[
+        int | None,
+        Meta(description="Tokens to a chunk of a stream, at least 1; the first and the last come at once. Default 1."),
+    ] = None
+    session_id: Annotated[
+        str | None,
+        Meta(description="Names a conversation for routers. Accepted; one engine finds cached prompts without it."),
     ] = None
     request_id: Annotated[
         str | None,
@@ -347,6 +387,17 @@ class ChatCompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_onl
     continue_final_message: ContinueFinalMessage = None
     chat_template: RequestChatTemplate = None
     chat_template_kwargs: ChatTemplateKwargs = None
+    documents: Annotated[
+        list[dict[str, Any]] | None,
+        Meta(description="Documents for the chat template, objects of `title` and `text`; refused where it takes none."),
+    ] = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        Meta(
+            description="How much the model is to reason, given to the chat template as `reasoning_effort`, and as "
+            "`enable_thinking`: false for `none`, else true. Refused where the template knows neither."
+        ),
+    ] = None
     tools: ToolDefinitions = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedToolChoice | None,
@@ -356,10 +407,17 @@ class ChatCompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_onl
         ),
     ] = None
     parallel_tool_calls: Annotated[
-        bool | None, Meta(description="False: the answer ends before a second call. Default true.")
+        bool | None, Meta(description="False: the answer ends with its first call. Default true.")
     ] = None
     include_reasoning: Annotated[
         bool | None, Meta(description="False leaves `reasoning` out of the answer. Default true.")
+    ] = None
+    echo: Annotated[
+        bool | None,
+        Meta(description="Begin the answer with the last message, if that is the assistant's. Default false."),
+    ] = None
+    return_prompt_text: Annotated[
+        bool | None, Meta(description="Give the prompt as the chat template wrote it, as `prompt_text`. Default false.")
     ] = None
     max_completion_tokens: Annotated[
         int | None, Meta(description="OpenAI's newer name of `max_tokens`; where both are given they must agree.")
@@ -395,7 +453,10 @@ class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=Tr
     ] = None
     best_of: Annotated[
         int | None,
-        Meta(description="Generate so many answers and give the `n` most probable per token. Not for streams."),
+        Meta(
+            description="Generate so many answers and give the `n` most probable per token; not for streams. With "
+            "`use_beam_search`: how wide the search is."
+        ),
     ] = None
 
 
@@ -541,6 +602,7 @@ class ChatCompletion(Struct):
     prompt_token_ids: Annotated[
         list[int] | UnsetType, Meta(description="With `return_token_ids`: the rendered prompt's tokens.")
     ] = UNSET
+    prompt_text: Annotated[str | UnsetType, Meta(description="With `return_prompt_text`: the rendered prompt.")] = UNSET
     prompt_logprobs: PromptLogprobsList = UNSET
 
 
@@ -594,6 +656,9 @@ class ChatCompletionChunk(Struct):
     usage: Annotated[Usage | UnsetType | None, Meta(description="Where `stream_options` asks for it.")] = UNSET
     prompt_token_ids: Annotated[
         list[int] | UnsetType, Meta(description="With `return_token_ids`, in the first chunk: the prompt's tokens.")
+    ] = UNSET
+    prompt_text: Annotated[
+        str | UnsetType, Meta(description="With `return_prompt_text`, in the first chunk: the rendered prompt.")
     ] = UNSET
 
 

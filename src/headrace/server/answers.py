@@ -61,6 +61,7 @@ def generations(
             facts=services.engine.facts,
             config=services.config,
             asked=asked,
+            tokenizer=services.engine.tokenizer,
         )
         for prompt in prompts
     ]
@@ -141,6 +142,11 @@ def prompt_logprobs_list(scores: Sequence[TokenLogprob]) -> list[dict[str, Promp
 
 def _prompt_logprob(score: TokenLogprob) -> PromptLogprob:
     return PromptLogprob(finite(score.logprob), score.rank, score.text)
+
+
+def token_id_text(token: TokenLogprob) -> str:
+    """As vLLM names tokens whose texts may not tell them apart."""
+    return f"token_id:{token.token_id}"
 
 
 def finite(logprob: float) -> float:

@@ -5,8 +5,9 @@ Knows the chat format. Does not know how generation or HTTP work.
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from headrace.base.errors import InvalidRequestError
@@ -35,18 +36,19 @@ from headrace.server.answers import (
     AnswerIdentity,
     Tally,
     WholeAnswer,
-    answer_identity,
     finish_reason,
     finite,
-    generations,
     prompt_logprobs_list,
     tally,
+    token_id_text,
 )
 from headrace.server.door import Call, Reply
+from headrace.server.opening import begin, deliver, read_request
 from headrace.server.parsing.events import CallArguments, CallStart, Content, Event, Parsed, Reasoning
-from headrace.server.prompts import Prompt, chat_prompt, chat_template, truncated
-from headrace.server.reading import AnswerParser, answer_reading
-from headrace.server.streaming import DONE, Chunks, event, merged, stream_answer
+from headrace.server.prompts import Prompt, chat_prompt, chat_template
+from headrace.server.reading import AnswerParser, AnswerReading, answer_reading
+from headrace.server.reasoning.request import effort_variables
+from headrace.server.streaming import DONE, Chunks, event, merged
 from headrace.server.structured import structured_output
 from headrace.server.tools.request import tool_use
 from headrace.server.validation import (
@@ -54,36 +56,74 @@ from headrace.server.validation import (
     Asked,
     Limits,
     bad_words_token_ids,
-    check_common,
     num_prompt_logprobs,
 )
 
 
 async def answer_chat(call: Call, reply: Reply) -> None:
-    request = decoding.CHAT.decode(call.body)
+    request = read_request(call, decoding.CHAT)
     services, tokenizer = call.services, call.services.engine.tokenizer
-    facts = services.engine.facts
-    check_common(request, facts, services.config)
-    limits, form = _limits(request), structured_output(request)
+    form = structured_output(request)
     use, template = tool_use(request, form), chat_template(services, request.chat_template)
     reading = answer_reading(use, services.config, template.source, shows_reasoning=request.include_reasoning is not False)
-    prompt = await chat_prompt(services, request, template, use.for_template)
-    assert prompt.text is not None, "a conversation is rendered as text"
+    rendered = await chat_prompt(
+        services, request, template, use.for_template, _template_variables(request, template.source, reading)
+    )
+    assert rendered.text is not None, "a conversation is rendered as text"
+    parsers = [reading.parser(rendered.text) for _ in range(request.n or 1)]
     asked = Asked(
         num_logprobs=_num_logprobs(request),
         num_prompt_logprobs=num_prompt_logprobs(request),
-        structured_output=reading.form_after_reasoning(use.required_form or form, prompt.text, tokenizer),
+        structured_output=reading.form_after_reasoning(rendered.text, tokenizer),
         bad_words_token_ids=bad_words_token_ids(request.bad_words or (), tokenizer),
         shown_special_token_ids=reading.shown_special_token_ids(tokenizer),
+        reasoning_marks=reading.reasoning_format,
+        rendered_prompt=rendered.text,
+        has_enough=lambda index: parsers[index].is_over,
     )
-    parsers = [reading.parser(prompt.text) for _ in range(request.n or 1)]
-    prompt = truncated(prompt, request, max_model_len=facts.max_model_len, max_tokens=limits.max_tokens)
-    identity = answer_identity(call, request, "chatcmpl")
-    chunks = generations(call, request, [prompt], answer_id=identity.id, limits=limits, asked=asked)
-    if request.stream:
-        await stream_answer(chunks, _ChunkWriter(request, prompt, identity, parsers), reply)
-    else:
-        await _whole(request, prompt, identity, chunks, parsers, reply)
+    (prompt,), identity, chunks = begin(call, request, [rendered], kind="chatcmpl", limits=_limits(request), asked=asked)
+    answer = _Answer(request, prompt, rendered.text, identity, parsers)
+    await deliver(request, chunks, reply, writer=lambda: _ChunkWriter(answer), whole=lambda: _whole(answer, chunks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is known of an answer before it comes."""
+
+    request: ChatCompletionRequest
+    prompt: Prompt
+    prompt_text: str
+    """As the chat template wrote it, whether or not it was cut."""
+    identity: AnswerIdentity
+    parsers: Sequence[AnswerParser]
+    """One for each of its choices."""
+
+    @property
+    def echoed(self) -> str:
+        """What each choice begins with: the last message, where it is the assistant's and the request wants it."""
+        last = self.request.messages[-1]
+        if not self.request.echo or last.role != "assistant" or last.content is None:
+            return ""
+        return last.content if isinstance(last.content, str) else "".join(part.text for part in last.content)
+
+
+def _template_variables(request: ChatCompletionRequest, template: str | None, reading: AnswerReading) -> dict[str, Any]:
+    """What fields of the request tell the chat template. Raises InvalidRequestError where it would not listen."""
+    variables = effort_variables(
+        request,
+        template,
+        is_reasoner=reading.reasoning_format is not None,
+        is_harmony=reading.separates_reasoning,
+    )
+    if request.documents:
+        if "documents" not in (template or ""):
+            raise InvalidRequestError(
+                "this model's chat template takes no documents: put them into a message",
+                param="documents",
+                code="unsupported_parameter",
+            )
+        variables["documents"] = request.documents
+    return variables
 
 
 def _limits(request: ChatCompletionRequest) -> Limits:
@@ -114,41 +154,36 @@ def _num_logprobs(request: ChatCompletionRequest) -> int:
     return NO_LOGPROBS
 
 
-async def _whole(
-    request: ChatCompletionRequest,
-    prompt: Prompt,
-    identity: AnswerIdentity,
-    chunks: Sequence[Chunks],
-    parsers: Sequence[AnswerParser],
-    reply: Reply,
-) -> None:
-    counted = tally([prompt])
-    answers = [WholeAnswer() for _ in parsers]
+async def _whole(asked: _Answer, chunks: Sequence[Chunks]) -> ChatCompletion:
+    request, identity = asked.request, asked.identity
+    counted = tally([asked.prompt])
+    answers = [WholeAnswer() for _ in asked.parsers]
+    parsed = [Parsed(content=asked.echoed) for _ in asked.parsers]
     async with aclosing(merged(chunks)) as merged_chunks:
         async for place, chunk in merged_chunks:
             counted.count(place, chunk)
             answers[chunk.index].add(chunk)
-    completion = ChatCompletion(
+            parsed[chunk.index].add(asked.parsers[chunk.index].push(chunk.text))
+    return ChatCompletion(
         id=identity.id,
         created=identity.created,
         model=identity.model,
-        choices=[_choice(request, i, *pair) for i, pair in enumerate(zip(answers, parsers, strict=True))],
+        choices=[_choice(asked, i, *pair) for i, pair in enumerate(zip(answers, parsed, strict=True))],
         usage=counted.usage(),
         system_fingerprint=identity.system_fingerprint,
-        prompt_token_ids=prompt.token_ids if request.return_token_ids else UNSET,
+        prompt_token_ids=asked.prompt.token_ids if request.return_token_ids else UNSET,
+        prompt_text=asked.prompt_text if request.return_prompt_text else UNSET,
         prompt_logprobs=(UNSET if request.prompt_logprobs is None else prompt_logprobs_list(answers[0].prompt_logprobs)),
     )
-    await reply.whole(msgspec.json.encode(completion))
 
 
-def _choice(request: ChatCompletionRequest, index: int, answer: WholeAnswer, parser: AnswerParser) -> ChatChoice:
-    parsed = Parsed()
-    parsed.add(parser.push(answer.text))
+def _choice(asked: _Answer, index: int, answer: WholeAnswer, parsed: Parsed) -> ChatChoice:
+    request, parser = asked.request, asked.parsers[index]
     parsed.add(parser.finish())
     return ChatChoice(
         index=index,
         message=_message(parsed),
-        logprobs=_logprobs(answer.logprobs) if request.logprobs else None,
+        logprobs=_logprobs(answer.logprobs, request) if request.logprobs else None,
         finish_reason=_finish_reason(answer.finish_reason, parser),
         stop_reason=answer.stop_reason,
         token_ids=answer.token_ids if request.return_token_ids else UNSET,
@@ -167,7 +202,7 @@ def _message(parsed: Parsed) -> AssistantMessage:
 
 def _finish_reason(reason: FinishReason | None, parser: AnswerParser) -> FinishReasonWord:
     word = finish_reason(reason)
-    if parser.is_over:  # it went on, but what counts ended with a call
+    if parser.is_over:  # whatever it went on to say, it ended with a call
         return "tool_calls"
     return "tool_calls" if word == "stop" and parser.num_calls else word
 
@@ -175,21 +210,14 @@ def _finish_reason(reason: FinishReason | None, parser: AnswerParser) -> FinishR
 class _ChunkWriter:
     """Writes the events of one stream: the role first, then what is said, thought and called, then why it ended."""
 
-    def __init__(
-        self,
-        request: ChatCompletionRequest,
-        prompt: Prompt,
-        identity: AnswerIdentity,
-        parsers: Sequence[AnswerParser],
-    ) -> None:
+    def __init__(self, answer: _Answer) -> None:
+        request = answer.request
         options = request.stream_options
+        self._answer = answer
         self._request = request
-        self._prompt = prompt
-        self._identity = identity
-        self._parsers = parsers
         self._include_usage = bool(options and options.include_usage)
         self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
-        self._tally: Tally = tally([prompt])
+        self._tally: Tally = tally([answer.prompt])
         self._begun = [False] * (request.n or 1)
 
     def events(self, place: int, chunk: OutputChunk) -> bytes:
@@ -198,8 +226,9 @@ class _ChunkWriter:
         if not self._begun[chunk.index]:
             first = not any(self._begun)
             self._begun[chunk.index] = True
-            events += self._event(ChatChunkChoice(chunk.index, ChatDelta(role="assistant", content="")), with_prompt=first)
-        parser = self._parsers[chunk.index]
+            beginning = ChatDelta(role="assistant", content=self._answer.echoed)
+            events += self._event(ChatChunkChoice(chunk.index, beginning), with_prompt=first)
+        parser = self._answer.parsers[chunk.index]
         said = parser.push(chunk.text)
         if chunk.finish_reason is not None:
             said += parser.finish()
@@ -226,7 +255,7 @@ class _ChunkWriter:
         if not choices and (chunk.logprobs or return_ids):
             choices = [ChatChunkChoice(chunk.index, ChatDelta(content=""))]
         if choices:
-            choices[0].logprobs = _logprobs(chunk.logprobs) if self._request.logprobs else None
+            choices[0].logprobs = _logprobs(chunk.logprobs, self._request) if self._request.logprobs else None
             choices[0].token_ids = list(chunk.token_ids) if self._request.return_token_ids else UNSET
         return choices
 
@@ -235,11 +264,13 @@ class _ChunkWriter:
         if self._include_usage:
             completion_chunk.usage = self._tally.usage() if self._continuous_usage else None
         if with_prompt and self._request.return_token_ids:
-            completion_chunk.prompt_token_ids = self._prompt.token_ids
+            completion_chunk.prompt_token_ids = self._answer.prompt.token_ids
+        if with_prompt and self._request.return_prompt_text:
+            completion_chunk.prompt_text = self._answer.prompt_text
         return event(completion_chunk)
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
-        identity = self._identity
+        identity = self._answer.identity
         return ChatCompletionChunk(identity.id, identity.created, identity.model, choices, identity.system_fingerprint)
 
 
@@ -255,14 +286,17 @@ def _delta(event: Event) -> ChatDelta:
             return ChatDelta(tool_calls=[ToolCallDelta(index, FunctionCallDelta(arguments=text))])
 
 
-def _logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
+def _logprobs(tokens: Sequence[TokenLogprob], request: ChatCompletionRequest) -> ChatLogprobs:
+    def name(token: TokenLogprob) -> str:
+        return token_id_text(token) if request.return_tokens_as_token_ids else token.text
+
     return ChatLogprobs(
         [
             ChatTokenLogprob(
-                token.text,
+                name(token),
                 finite(token.logprob),
                 list(token.raw),
-                [TopLogprob(top.text, finite(top.logprob), list(top.raw)) for top in token.top],
+                [TopLogprob(name(top), finite(top.logprob), list(top.raw)) for top in token.top],
             )
             for token in tokens
         ]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-import msgspec
 from msgspec import UNSET
 
 from headrace.base.errors import InvalidRequestError
@@ -20,23 +19,23 @@ from headrace.server import decoding
 from headrace.server.answers import (
     AnswerIdentity,
     WholeAnswer,
-    answer_identity,
     finish_reason,
     finite,
-    generations,
     prompt_logprobs_list,
     tally,
+    token_id_text,
 )
 from headrace.server.door import Call, Reply
-from headrace.server.prompts import Prompt, completion_prompts, truncated
-from headrace.server.streaming import DONE, Chunks, event, merged, stream_answer
+from headrace.server.opening import begin, deliver, read_request
+from headrace.server.prompts import Prompt, completion_prompts
+from headrace.server.reading import reasoning_format
+from headrace.server.streaming import DONE, Chunks, event, merged
 from headrace.server.structured import structured_output
 from headrace.server.validation import (
     NO_LOGPROBS,
     Asked,
     Limits,
     bad_words_token_ids,
-    check_common,
     num_prompt_logprobs,
 )
 
@@ -45,10 +44,11 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def answer_completion(call: Call, reply: Reply) -> None:
-    request = decoding.COMPLETION.decode(call.body)
-    services = call.services
-    check_common(request, services.engine.facts, services.config)
-    num_kept, num_generated = request.n or 1, _num_generated(request, services.config.max_n)
+    request = read_request(call, decoding.COMPLETION)
+    services, tokenizer = call.services, call.services.engine.tokenizer
+    width = _num_generated(request, services.config.max_n)
+    num_kept, num_generated = request.n or 1, (request.n or 1) if request.use_beam_search else width
+    template = services.chat_template.source if services.chat_template is not None else None
     num_logprobs = _num_logprobs(request)
     asked = Asked(
         # The best are chosen by their log-probabilities.
@@ -56,24 +56,26 @@ async def answer_completion(call: Call, reply: Reply) -> None:
         num_prompt_logprobs=max(num_prompt_logprobs(request), num_logprobs if request.echo else NO_LOGPROBS),
         num_sequences=num_generated,
         structured_output=structured_output(request),
-        bad_words_token_ids=bad_words_token_ids(request.bad_words or (), services.engine.tokenizer),
+        bad_words_token_ids=bad_words_token_ids(request.bad_words or (), tokenizer),
+        reasoning_marks=reasoning_format(services.config, template),
+        beam_width=width,
     )
-    prompts = await completion_prompts(services, request.prompt, add_special_tokens=request.add_special_tokens is not False)
-    max_model_len = services.engine.facts.max_model_len
-    prompts = [truncated(one, request, max_model_len=max_model_len, max_tokens=request.max_tokens) for one in prompts]
-    identity = answer_identity(call, request, "cmpl")
+    given = await completion_prompts(services, request.prompt, add_special_tokens=request.add_special_tokens is not False)
     limits = Limits(
         max_tokens=1 if _only_echoes(request) else request.max_tokens,  # the engine generates, and the token is dropped
         default_max_tokens=DEFAULT_MAX_TOKENS,
         max_tokens_field="max_tokens",
         prompt_field="prompt",
     )
-    chunks = generations(call, request, prompts, answer_id=identity.id, limits=limits, asked=asked)
-    answer = _Answer(request, prompts, identity, services.engine.tokenizer)
-    if request.stream:
-        await stream_answer(chunks, answer, reply)
-    else:
-        await _whole(answer, chunks, reply, num_generated=num_generated)
+    prompts, identity, chunks = begin(call, request, given, kind="cmpl", limits=limits, asked=asked)
+    answer = _Answer(request, prompts, identity, tokenizer)
+    await deliver(
+        request,
+        chunks,
+        reply,
+        writer=lambda: answer,
+        whole=lambda: _whole(answer, chunks, num_generated=num_generated),
+    )
 
 
 def _only_echoes(request: CompletionRequest) -> bool:
@@ -86,7 +88,7 @@ def _only_echoes(request: CompletionRequest) -> bool:
 
 
 def _num_generated(request: CompletionRequest, max_n: int) -> int:
-    """How many answers the engine gives to each prompt."""
+    """How many answers the engine compares for each prompt: all of them generated, or beams."""
     num_kept = request.n or 1
     if request.best_of is None or request.best_of == num_kept:
         return num_kept
@@ -94,7 +96,7 @@ def _num_generated(request: CompletionRequest, max_n: int) -> int:
         raise InvalidRequestError(
             f"best_of must be between n ({num_kept}) and {max_n}, not {request.best_of}", param="best_of"
         )
-    if request.stream:
+    if request.stream and not request.use_beam_search:
         raise InvalidRequestError("best_of above n cannot be streamed: leave out stream", param="best_of")
     return request.best_of
 
@@ -112,7 +114,7 @@ def _num_logprobs(request: CompletionRequest) -> int:
     return asked
 
 
-async def _whole(answer: "_Answer", chunks: Sequence[Chunks], reply: Reply, *, num_generated: int) -> None:
+async def _whole(answer: "_Answer", chunks: Sequence[Chunks], *, num_generated: int) -> Completion:
     collected = [[WholeAnswer() for _ in range(num_generated)] for _ in chunks]
     async with aclosing(merged(chunks)) as merged_chunks:
         async for place, chunk in merged_chunks:
@@ -121,7 +123,7 @@ async def _whole(answer: "_Answer", chunks: Sequence[Chunks], reply: Reply, *, n
     kept = [one for answers in collected for one in answer.kept(answers)]
     completion = answer.completion([answer.whole_choice(i, one) for i, one in enumerate(kept)])
     completion.usage = answer.tally.usage()
-    await reply.whole(msgspec.json.encode(completion))
+    return completion
 
 
 class _Answer:
@@ -233,13 +235,21 @@ class _Answer:
             first = self._prompt(index).token_ids[0]
             raw = self._tokenizer.token_bytes(first)
             unscored = TokenLogprob(token_id=first, text=self._tokenizer.token_text(first), raw=raw, logprob=0.0, rank=0)
-            written = CompletionLogprobs([offset.before(unscored)], [None], [_token_text(unscored)], [None])
+            written = CompletionLogprobs([offset.before(unscored)], [None], [self._name(unscored)], [None])
             tokens = [*self._scores(index), *tokens]
         written.text_offset += [offset.before(token) for token in tokens]
         written.token_logprobs += [finite(token.logprob) for token in tokens]
-        written.tokens += [_token_text(token) for token in tokens]
-        written.top_logprobs += [_alternatives(token) for token in tokens]
+        written.tokens += [self._name(token) for token in tokens]
+        written.top_logprobs += [self._alternatives(token) for token in tokens]
         return written
+
+    def _alternatives(self, token: TokenLogprob) -> dict[str, float]:
+        """The most probable tokens and the chosen one, which need not be among them."""
+        alternatives = {self._name(top): finite(top.logprob) for top in token.top}
+        return alternatives | {self._name(token): finite(token.logprob)}
+
+    def _name(self, token: TokenLogprob) -> str:
+        return token_id_text(token) if self._request.return_tokens_as_token_ids else _token_text(token)
 
 
 class _TextOffset:
@@ -261,12 +271,6 @@ class _TextOffset:
 
 def _mean_logprob(answer: WholeAnswer) -> float:
     return sum(finite(token.logprob) for token in answer.logprobs) / max(len(answer.logprobs), 1)
-
-
-def _alternatives(token: TokenLogprob) -> dict[str, float]:
-    """The most probable tokens and the chosen one, which need not be among them."""
-    alternatives = {_token_text(top): finite(top.logprob) for top in token.top}
-    return alternatives | {_token_text(token): finite(token.logprob)}
 
 
 def _token_text(token: TokenLogprob) -> str:

@@ -31,8 +31,10 @@ async def chat_prompt(
     request: ChatCompletionRequest | TokenizeRequest,
     template: ChatRenderer,
     tools: Sequence[Mapping[str, Any]] | None,
+    more_variables: Mapping[str, Any] | None = None,
 ) -> Prompt:
-    """The conversation as the template writes it. Raises InvalidRequestError where it cannot be written."""
+    """The conversation as the template writes it. `more_variables`: for the template, beside those that the client names.
+    Raises InvalidRequestError where it cannot be written."""
     assert request.messages is not None, "the caller has looked"
     messages = [_template_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     if not messages:
@@ -43,7 +45,7 @@ async def chat_prompt(
         raise InvalidRequestError(
             "continue_final_message and add_generation_prompt exclude one another", param="continue_final_message"
         )
-    variables = request.chat_template_kwargs or {}
+    variables = (request.chat_template_kwargs or {}) | dict(more_variables or {})
     _check_variables(variables)
     special_tokens = bool(request.add_special_tokens)
 

@@ -7,7 +7,7 @@ import functools
 import secrets
 import string
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -15,11 +15,12 @@ from headrace.base.errors import InvalidRequestError
 from headrace.engine.host.generation import Tokenizer
 from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.server.config import ServerConfig
-from headrace.server.parsing.events import CallStart, Content, Event, Reasoning
+from headrace.server.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from headrace.server.reasoning import formats as reasoning_formats
 from headrace.server.reasoning.formats import ReasoningFormat
 from headrace.server.reasoning.parser import ReasoningParser
 from headrace.server.tools import formats as tool_formats
+from headrace.server.tools.answer_form import answer_form
 from headrace.server.tools.formats import ToolFormat
 from headrace.server.tools.parser import ToolParser
 from headrace.server.tools.request import ToolUse
@@ -45,9 +46,11 @@ class AnswerParser:
         self._calls = calls
         self._shows_reasoning = shows_reasoning
         self._max_calls = max_calls
+        self._last_call = _ObjectWatch()
+        """Looks for the end of the last call that may be."""
         self.num_calls = 0
         self.is_over = False
-        """A call too many has begun: the answer ended before it."""
+        """The last call that may be is complete: the answer ended with it."""
 
     def push(self, text: str) -> list[Event]:
         words: list[Event] = [Content(text)] if text else []
@@ -72,9 +75,39 @@ class AnswerParser:
             if isinstance(event, CallStart):
                 self.is_over = self.is_over or self.num_calls == self._max_calls
                 self.num_calls += not self.is_over
-            if not self.is_over and (self._shows_reasoning or not isinstance(event, Reasoning)):
+            if self.is_over:
+                break
+            if self._shows_reasoning or not isinstance(event, Reasoning):
                 shown.append(event)
+            if isinstance(event, CallArguments) and self.num_calls == self._max_calls:
+                self.is_over = self._last_call.ends_in(event.text)
         return shown
+
+
+class _ObjectWatch:
+    """Finds the end of a JSON object whose text comes in pieces: the brace that closes the first."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_in_string = False
+        self._is_escaped = False
+
+    def ends_in(self, text: str) -> bool:
+        for char in text:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_in_string:
+                self._is_escaped = char == "\\"
+                self._is_in_string = char != '"'
+            elif char == '"':
+                self._is_in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return True
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +117,12 @@ class AnswerReading:
     tools: Tools | None
     tool_format: ToolFormat | None
     """None: nothing in the answers is a call."""
+    form: StructuredOutput | None
+    """What the answers must be, if anything."""
     reasoning_format: ReasoningFormat | None
     """None: the model does not reason, or the tool format tells it apart."""
+    separates_reasoning: bool = False
+    """The tool format tells reasoning apart."""
     shows_reasoning: bool = True
     max_calls: int | None = None
 
@@ -111,21 +148,20 @@ class AnswerReading:
             marks += self.reasoning_format.marks
         return frozenset(_special_tokens(tokenizer, marks))
 
-    def form_after_reasoning(
-        self, form: StructuredOutput | None, prompt: str, tokenizer: Tokenizer
-    ) -> StructuredOutput | None:
+    def form_after_reasoning(self, prompt: str, tokenizer: Tokenizer) -> StructuredOutput | None:
         """The form, beginning behind the reasoning if the prompt has begun one."""
-        if form is None or self.reasoning_format is None or not self.reasoning_format.is_begun_by(prompt):
-            return form
+        if self.form is None or self.reasoning_format is None or not self.reasoning_format.is_begun_by(prompt):
+            return self.form
         mark = self.reasoning_format.closing[0]
         mark_ids = tuple(tokenizer.encode(mark, add_special_tokens=False, parse_special=True))
-        return msgspec.structs.replace(form, begins_after=mark_ids)
+        return msgspec.structs.replace(self.form, begins_after=mark_ids)
 
 
 def answer_reading(use: ToolUse, config: ServerConfig, template: str | None, *, shows_reasoning: bool) -> AnswerReading:
     """`template`: the source of the chat template that renders the request.
 
-    Raises InvalidRequestError where tools were given to a model that nobody tells of them.
+    Raises InvalidRequestError where tools were given to a model that nobody tells of them, or what is asked of its calls
+    cannot be enforced.
     """
     if use.for_template and template is not None and "tool" not in template and config.tool_call_parser is None:
         raise InvalidRequestError(
@@ -134,15 +170,15 @@ def answer_reading(use: ToolUse, config: ServerConfig, template: str | None, *, 
             code="unsupported_parameter",
         )
     tool_format = _tool_format(config.tool_call_parser, template)
-    if use.required_form is not None and tool_format is not None:
-        # Constrained decoding writes plain JSON, whatever the model would have written.
-        tool_format = replace(tool_formats.FORMATS["generic_json"], short_ids=tool_format.short_ids)
+    tool_format, form = answer_form(use, tool_format, template or "", enforces_tags=config.enforces_tags)
     separates = tool_format is not None and tool_format.separates_reasoning
     is_read = use.tools is not None or (tool_format is not None and tool_format.is_always_on)
     return AnswerReading(
         tools=use.tools,
         tool_format=tool_format if is_read else None,
-        reasoning_format=None if separates else _reasoning_format(config.reasoning_parser, template),
+        form=form,
+        reasoning_format=None if separates else reasoning_format(config, template),
+        separates_reasoning=separates,
         shows_reasoning=shows_reasoning,
         max_calls=1 if use.is_limited_to_one else None,
     )
@@ -153,6 +189,11 @@ def _tool_format(name: str | None, template: str | None) -> ToolFormat | None:
     if name is not None:
         return tool_formats.format_named(name)
     return None if template is None else tool_formats.format_of_template(template)
+
+
+def reasoning_format(config: ServerConfig, template: str | None) -> ReasoningFormat | None:
+    """The marks around the reasoning of a model with this chat template; None where it has none."""
+    return _reasoning_format(config.reasoning_parser, template)
 
 
 @functools.lru_cache(maxsize=16)

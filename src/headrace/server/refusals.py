@@ -42,8 +42,6 @@ _TOOLS = "give tools and tool_choice instead"
 _MULTIMODAL = "the model reads and writes text only"
 _GUIDED = "it is called structured_outputs now: {}"
 _TRANSFER = "this engine does not exchange its cache with others"
-_BEAM = "beam search is not supported"
-_REASONING = "how long the model reasons is not limited"
 
 _COMMON: dict[str, Refusal] = {
     # OpenAI
@@ -53,22 +51,17 @@ _COMMON: dict[str, Refusal] = {
     "prompt_cache_options": _refuse("prompt caching has no options here"),
     "moderation": _refuse("prompts and answers are not moderated"),
     # vLLM
-    "use_beam_search": _refuse(_BEAM, False),
-    "length_penalty": _refuse(f"it belongs to beam search, and {_BEAM}", 1, 1.0),
-    "early_stopping": _refuse(f"it belongs to beam search, and {_BEAM}", False),
     "guided_json": _refuse(_GUIDED.format('{"json": …}')),
     "guided_regex": _refuse(_GUIDED.format('{"regex": …}')),
     "guided_choice": _refuse(_GUIDED.format('{"choice": …}')),
     "guided_grammar": _refuse(_GUIDED.format('{"grammar": …}')),
     "spaces_between_special_tokens": _refuse("spaces between special tokens are kept as the tokenizer has them", True),
-    "return_tokens_as_token_ids": _refuse("ask for return_token_ids instead", False),
-    "return_token_offsets": _refuse("token offsets are not reported", False),
-    "return_prompt_text": _refuse("the rendered prompt is not reported", False),
+    "return_token_offsets": _refuse("offsets belong to rendered prompts; answers do not report them", False),
+    "return_mm_kwargs": _refuse("the model reads text only", True),
+    "routed_experts_prompt_start": _refuse("which experts a token was routed to is not reported", 0),
     "watermarking": _refuse("answers are not watermarked", False),
-    "stream_interval": _refuse("every token is streamed as it comes", 1),
     "kv_transfer_params": _refuse(_TRANSFER),
     "ec_transfer_params": _refuse(_TRANSFER),
-    "session_id": _refuse("sessions are a router's business; cached prompts are found without it"),
     "vllm_xargs": _refuse("there are no engine-specific arguments", {}),
 }
 
@@ -82,16 +75,13 @@ CHAT: dict[str, Refusal] = _COMMON | {
     "mm_processor_kwargs": _refuse(_MULTIMODAL, {}),
     "prediction": _refuse("predicted outputs are not used"),
     "verbosity": _refuse("models here know no verbosity", "medium"),
-    "reasoning_effort": _refuse("a chat template may take it through chat_template_kwargs"),
-    "thinking_token_budget": _refuse(_REASONING),
-    "documents": _refuse("a chat template may take them through chat_template_kwargs", []),
-    "echo": _refuse("the conversation is not repeated in the answer", False),
     "best_of": Refusal("answers are not generated to be thrown away", _equals_n),
 }
 
 COMPLETION: dict[str, Refusal] = _COMMON | {
     "suffix": _refuse("filling in the middle is not supported", ""),
     "prompt_embeds": _refuse("prompts are text or token ids"),
+    "return_prompt_text": _refuse("the prompt is what the request holds; echo repeats it", False),
 }
 
 TOKENIZE: dict[str, Refusal] = {

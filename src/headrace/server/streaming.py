@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -31,14 +32,35 @@ class EventWriter(Protocol):
         ...
 
 
-async def stream_answer(generations: Sequence[Chunks], writer: EventWriter, reply: Reply) -> None:
-    """Sends each chunk's events in one piece as it comes."""
+async def stream_answer(generations: Sequence[Chunks], writer: EventWriter, reply: Reply, *, interval: int = 1) -> None:
+    """Sends each chunk's events in one piece as it comes; with an `interval`, once it holds so many tokens. What a
+    continuation begins and ends with does not wait."""
+    held: dict[tuple[int, int], OutputChunk] = {}
+    begun: set[tuple[int, int]] = set()
     async with aclosing(merged(generations)) as chunks:
         async for place, chunk in chunks:
+            key = (place, chunk.index)
+            if key in held:
+                chunk = joined(held.pop(key), chunk)
+            if key in begun and chunk.finish_reason is None and len(chunk.token_ids) < interval:
+                held[key] = chunk
+                continue
+            begun.add(key)
             events = writer.events(place, chunk)
             if events:
                 await reply.events(events)
     await reply.events(writer.closing_events(), last=True)
+
+
+def joined(first: OutputChunk, second: OutputChunk) -> OutputChunk:
+    """Two chunks of one continuation, the second of which follows the first, as one."""
+    return replace(
+        second,
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
+    )
 
 
 def event(value: msgspec.Struct) -> bytes:

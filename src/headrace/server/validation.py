@@ -6,18 +6,27 @@ they are declared, in `SamplingParams`. Every refusal is an InvalidRequestError 
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from headrace.base.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from headrace.base.ids import RequestId
-from headrace.engine.host.generation import EngineFacts, GenerationRequest, Tokenizer
-from headrace.engine.mind.sampling_params import MAX_LOGPROBS, RepetitionDetection, SamplingParams
+from headrace.engine.host.generation import EngineFacts, GenerationRequest, Tokenizer, wants_all
+from headrace.engine.mind.sampling_params import (
+    MAX_LOGPROBS,
+    BeamSearch,
+    EarlyStopping,
+    RepetitionDetection,
+    SamplingParams,
+    ThinkingBudget,
+)
 from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.protocol.openai import GenerationFields
 from headrace.server.config import ServerConfig
 from headrace.server.echo import shortened, suggestion
+from headrace.server.reasoning.formats import ReasoningFormat
+from headrace.server.reasoning.request import thinking_budget
 
 V = TypeVar("V")
 
@@ -55,6 +64,14 @@ class Asked:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     shown_special_token_ids: frozenset[int] = frozenset()
     """Special tokens that a reader of the answer looks for."""
+    reasoning_marks: ReasoningFormat | None = None
+    """Around the model's reasoning, where it has any that can be written for it."""
+    rendered_prompt: str | None = None
+    """The conversation as the chat template wrote it; None where there is none."""
+    beam_width: int = 0
+    """Where a beam search is not as wide as the number of answers."""
+    has_enough: Callable[[int], bool] = wants_all
+    """Whether the reader of a continuation wants no more of it."""
 
 
 def check_model(name: str | None, facts: EngineFacts) -> None:
@@ -89,6 +106,10 @@ def check_common(request: GenerationFields, facts: EngineFacts, config: ServerCo
         raise InvalidRequestError(
             f"logprob_token_ids may hold at most {_MAX_LOGPROB_TOKEN_IDS} tokens", param="logprob_token_ids"
         )
+    if request.stream_interval is not None and request.stream_interval < 1:
+        raise InvalidRequestError(
+            f"stream_interval must be at least 1, not {request.stream_interval}", param="stream_interval"
+        )
     if request.request_id is not None and not valid_request_id(request.request_id):
         raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters without spaces", param="request_id")
 
@@ -118,10 +139,12 @@ def generation_request(
     facts: EngineFacts,
     config: ServerConfig,
     asked: Asked,
+    tokenizer: Tokenizer,
 ) -> GenerationRequest:
     """One prompt's request to the engine."""
     max_tokens = _max_tokens(len(prompt_token_ids), limits, facts)
-    sampling = _sampling_params(request, max_tokens=max_tokens, asked=asked, seed=seed, facts=facts)
+    budget = thinking_budget(request, asked.reasoning_marks, prompt_token_ids, asked.rendered_prompt, tokenizer)
+    sampling = _sampling_params(request, max_tokens=max_tokens, asked=asked, budget=budget, seed=seed, facts=facts)
     sampling.check_vocabulary(facts.vocab_size)
     return GenerationRequest(
         request_id=request_id,
@@ -135,6 +158,7 @@ def generation_request(
         skip_special_tokens=_or(request.skip_special_tokens, True),
         shown_special_token_ids=asked.shown_special_token_ids,
         structured_output=asked.structured_output,
+        has_enough=asked.has_enough,
     )
 
 
@@ -172,7 +196,13 @@ def _max_tokens(num_prompt_tokens: int, limits: Limits, facts: EngineFacts) -> i
 
 
 def _sampling_params(
-    request: GenerationFields, *, max_tokens: int, asked: Asked, seed: int, facts: EngineFacts
+    request: GenerationFields,
+    *,
+    max_tokens: int,
+    asked: Asked,
+    budget: ThinkingBudget | None,
+    seed: int,
+    facts: EngineFacts,
 ) -> SamplingParams:
     """Absent parameters take the model's own default, then the API's."""
     model = facts.default_sampling
@@ -196,6 +226,8 @@ def _sampling_params(
         logprob_token_ids=tuple(_or(request.logprob_token_ids, [])),
         prompt_logprobs=asked.num_prompt_logprobs,
         repetition_detection=_repetition_detection(request),
+        thinking_budget=budget,
+        beam_search=_beam_search(request, asked),
     )
 
 
@@ -225,6 +257,38 @@ def bad_words_token_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tup
         for text in (word, f" {word.lstrip()}"):
             spelt[tuple(tokenizer.encode(text, add_special_tokens=False, parse_special=False))] = None
     return tuple(spelt)
+
+
+def _beam_search(request: GenerationFields, asked: Asked) -> BeamSearch | None:
+    """Raises InvalidRequestError where the request also asks for what beams cannot give."""
+    if not request.use_beam_search:
+        for name, is_given in (
+            ("length_penalty", request.length_penalty not in (None, 1.0)),
+            ("early_stopping", request.early_stopping not in (None, False)),
+        ):
+            if is_given:
+                raise InvalidRequestError(f"{name} needs use_beam_search to be true", param=name)
+        return None
+    if request.stop:
+        raise InvalidRequestError(
+            "stop cannot be combined with use_beam_search, which compares tokens before they are text: give stop_token_ids",
+            param="stop",
+        )
+    if asked.structured_output is not None:
+        field = asked.structured_output.field
+        raise InvalidRequestError(f"{field} cannot be combined with use_beam_search: leave one out", param=field)
+    return BeamSearch(
+        width=asked.beam_width or _or(request.n, 1),
+        length_penalty=_or(request.length_penalty, 1.0),
+        early_stopping=_EARLY_STOPPING[request.early_stopping or False],
+    )
+
+
+_EARLY_STOPPING: dict[bool | str, EarlyStopping] = {
+    True: EarlyStopping.WHEN_FULL,
+    False: EarlyStopping.WHEN_BEHIND,
+    "never": EarlyStopping.WHEN_HOPELESS,
+}
 
 
 def _repetition_detection(request: GenerationFields) -> RepetitionDetection | None:

@@ -79,7 +79,7 @@ def replay(events: Iterable[Event]) -> Replay:
     queue = EventQueue(clock)
     executor = SimExecutor(
         worker=_RecordedWorker({step_id: event.result for step_id, event in finished.items()}),
-        cost=RecordedStepCost(_durations(planned, finished)),
+        cost=RecordedStepCost(step_durations(planned, finished)),
         clock=clock,
         events=queue,
     )
@@ -115,7 +115,7 @@ def _schedule_messages(recording: list[Event], replica: SimReplica, queue: Event
     return num_requests
 
 
-def _durations(planned: list[Planned], finished: dict[StepId, Finished]) -> dict[StepId, Nanos]:
+def step_durations(planned: list[Planned], finished: dict[StepId, Finished]) -> dict[StepId, Nanos]:
     """How long each step ran: from its submission, or from the end of the step before it, to its own end."""
     durations: dict[StepId, Nanos] = {}
     free_at = 0

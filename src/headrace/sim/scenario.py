@@ -12,7 +12,7 @@ from headrace.base.rng import Random, stream
 from headrace.base.units import NANOS_PER_MILLI
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 from headrace.engine.mind.request import Request
-from headrace.engine.mind.sampling_params import SamplingParams
+from headrace.engine.mind.sampling_params import BeamSearch, SamplingParams
 from headrace.sim.simulation import Arrival, Disconnect, Outcome, simulate
 from headrace.sim.step_cost import LinearStepCost
 from headrace.sim.worker import choose_any_of
@@ -90,7 +90,9 @@ def _draw_arrivals(seed: int, config: SchedulerConfig, num_requests: int) -> lis
             request_id=RequestId(f"r{index}"),
             prompt_token_ids=prompt,
             sampling=SamplingParams(
-                max_tokens=rng.randrange(1, config.max_model_len - len(prompt) + 1), seed=rng.randrange(1 << 32)
+                max_tokens=rng.randrange(1, config.max_model_len - len(prompt) + 1),
+                seed=rng.randrange(1 << 32),
+                beam_search=BeamSearch(width=min(3, config.max_num_seqs)) if rng.random() < 0.1 else None,
             ),
             num_sequences=rng.choice([1, 1, 1, 1, min(3, config.max_num_seqs)]),
             priority=rng.randrange(-1, 2) if config.policy is SchedulingPolicy.PRIORITY else 0,

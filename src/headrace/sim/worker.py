@@ -10,8 +10,17 @@ plans carry differences, and a token may be one that an earlier step samples.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headrace.base.ids import BlockId, SequenceId
-from headrace.engine.mind.step import NewSequence, SampledToken, ScheduledSequence, StepPlan, StepResult
+from headrace.engine.mind.step import (
+    BeamCandidates,
+    NewSequence,
+    SampledToken,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
 
 _MASK = (1 << 64) - 1
 _EMPTY = -1
@@ -38,6 +47,29 @@ def choose_any_of(vocab_size: int) -> TokenChooser:
     return choose
 
 
+def beam_candidates(state: int, sequence: NewSequence, num_generated: int, choose: TokenChooser) -> BeamCandidates:
+    """Tokens and scores that look random, drawn by the fingerprint alone; as many as a real worker gives, where there are
+    so many."""
+    sequence = msgspec.structs.replace(sequence, sample_index=0)  # which of its sequences a beam lives in is no matter
+    search = sequence.sampling.beam_search
+    assert search is not None
+    num_wanted = search.width + len({*sequence.eos_token_ids, *sequence.sampling.stop_token_ids})
+    scores: dict[int, float] = {}
+    for draw in range(4 * num_wanted):
+        drawn = fingerprint(state, draw)
+        token_id = choose(drawn, sequence, num_generated)
+        if len(scores) < num_wanted and token_id not in scores:
+            scores[token_id] = -0.5 - (drawn >> 40) % 1024 / 256
+    if num_generated < sequence.sampling.min_tokens:
+        scores = {
+            token_id: score
+            for token_id, score in scores.items()
+            if token_id not in sequence.eos_token_ids and token_id not in sequence.sampling.stop_token_ids
+        }
+    ranked = sorted(scores, key=lambda token_id: (-scores[token_id], token_id))
+    return BeamCandidates(tuple(ranked), tuple(scores[token_id] for token_id in ranked))
+
+
 @dataclass(slots=True)
 class _LiveSequence:
     facts: NewSequence
@@ -60,11 +92,22 @@ class SimulatedWorker:
         for new in plan.new_sequences:
             assert new.sequence_id not in self._sequences, f"sequence {new.sequence_id} is new twice"
             self._sequences[new.sequence_id] = _LiveSequence(new, list(new.token_ids))
+        for sequence_id, token_id in plan.chosen_tokens:
+            self._sequences[sequence_id].token_ids.append(token_id)
         for source, target in plan.block_copies:
             self._kv[target] = list(self._kv[source])
-        return StepResult(plan.step_id, tuple(self._advance(entry) for entry in plan.scheduled))
+        chosen = [self._advance(entry) for entry in plan.scheduled]
+        return StepResult(
+            plan.step_id,
+            tuple(one if isinstance(one, SampledToken) else None for one in chosen),
+            candidates=tuple(
+                (entry.sequence_id, one)
+                for entry, one in zip(plan.scheduled, chosen, strict=True)
+                if isinstance(one, BeamCandidates)
+            ),
+        )
 
-    def _advance(self, entry: ScheduledSequence) -> SampledToken | None:
+    def _advance(self, entry: ScheduledSequence) -> SampledToken | BeamCandidates | None:
         sequence = self._sequences[entry.sequence_id]
         sequence.block_ids[entry.block_offset : entry.block_offset + len(entry.block_ids)] = entry.block_ids
         end = entry.num_computed_tokens + entry.num_tokens
@@ -82,6 +125,8 @@ class SimulatedWorker:
         if not entry.samples:
             return None
         num_generated = len(sequence.token_ids) - sequence.facts.num_prompt_tokens
+        if sequence.facts.sampling.beam_search is not None:
+            return beam_candidates(sequence.states[end - 1], sequence.facts, num_generated, self._choose)
         token_id = self._choose(sequence.states[end - 1], sequence.facts, num_generated)
         sequence.token_ids.append(token_id)
         return SampledToken(token_id)

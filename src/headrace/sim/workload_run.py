@@ -5,6 +5,7 @@ a live client; what a network and a client would add is not here.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -23,14 +24,22 @@ from headrace.measure.report.record import RequestRecord, Run, RunFacts
 from headrace.measure.workload.request import ChatPrompt, TextPrompt, TokenPrompt, Workload, WorkloadRequest, token_ids
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import SimExecutor
+from headrace.sim.front_end import NO_FRONT_END, FrontEnd, FrontEndCost
 from headrace.sim.prompts import stand_in_tokens
 from headrace.sim.replica import Observer, SimReplica
 from headrace.sim.step_cost import StepCost
 
 
-def run_workload(workload: Workload, *, config: SchedulerConfig, cost: StepCost, facts: RunFacts) -> Run:
+def run_workload(
+    workload: Workload,
+    *,
+    config: SchedulerConfig,
+    cost: StepCost,
+    facts: RunFacts,
+    front_end: FrontEndCost = NO_FRONT_END,
+) -> Run:
     """Runs until every request has ended. `facts` says what the run is called; its measured parts are replaced."""
-    return _Rehearsal(workload, config, cost).run(facts)
+    return _Rehearsal(workload, config, cost, front_end).run(facts)
 
 
 class _CountingWorker:
@@ -51,7 +60,8 @@ class _CountingWorker:
 
 
 class _Rehearsal(Observer):
-    def __init__(self, workload: Workload, config: SchedulerConfig, cost: StepCost) -> None:
+    def __init__(self, workload: Workload, config: SchedulerConfig, cost: StepCost, front_end: FrontEndCost) -> None:
+        self._front_end = FrontEnd(front_end)
         self._workload = workload
         self._clock = ManualClock()
         self._events = EventQueue(self._clock)
@@ -101,14 +111,15 @@ class _Rehearsal(Observer):
     def updated(self, now: Nanos, updates: list[RequestUpdate]) -> None:
         for update in updates:
             live = self._live[update.request_id]
-            live.note(now, update)
+            seen = self._front_end.deliver(now) if update.new_token_ids or update.finish_reason is not None else now
+            live.note(seen, update)
             if update.finish_reason is not None:
                 error = "" if update.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) else update.finish_reason
-                self._end(live, now, error=error, detail=update.error)
+                self._events.schedule(seen, Rank.MESSAGE, partial(self._end, live, error=error, detail=update.error))
 
     def refused(self, now: Nanos, request: Request, error: Exception) -> None:
         kind = "http 503" if isinstance(error, OverloadedError) else "http 400"  # as the server would answer
-        self._end(self._live[request.request_id], now, error=kind, detail=str(error))
+        self._end(self._live[request.request_id], error=kind, detail=str(error))
 
     # Requests come and go
 
@@ -120,15 +131,16 @@ class _Rehearsal(Observer):
         self._count_in_flight(now)
         prompt = self._prompt(request)
         self._live[request.request_id] = _LiveRequest(request, now, prompt)
-        self._replica.receive(
-            Request(
-                request_id=RequestId(request.request_id),
-                prompt_token_ids=tuple(prompt),
-                sampling=SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True),
-            )
+        asked = Request(
+            request_id=RequestId(request.request_id),
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True),
         )
+        accepted = self._front_end.accept(now, len(prompt))
+        self._events.schedule(accepted, Rank.MESSAGE, partial(self._replica.receive, asked))
 
-    def _end(self, live: "_LiveRequest", now: Nanos, *, error: str, detail: str) -> None:
+    def _end(self, live: "_LiveRequest", *, error: str, detail: str) -> None:
+        now = self._clock.now()
         self._count_in_flight(now)
         del self._live[live.request.request_id]
         self._records.append(live.record(now, error=error, detail=detail))

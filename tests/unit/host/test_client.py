@@ -150,6 +150,25 @@ def test_a_stop_string_across_two_tokens_ends_the_answer_and_frees_its_blocks() 
     run(test())
 
 
+def test_a_reader_that_has_enough_ends_one_continuation_in_the_engine_and_not_the_others() -> None:
+    async def test() -> None:
+        async with started(engine()) as client:
+            heard = ["", ""]
+            asked = request(max_tokens=200, num_sequences=2, has_enough=lambda index: index == 0 and len(heard[0]) >= 3)
+            chunks = []
+            async for chunk in client.generate(asked):
+                heard[chunk.index] += chunk.text
+                chunks.append(chunk)
+            first = [chunk for chunk in chunks if chunk.index == 0]
+            assert heard[0].startswith("abc")
+            assert len(heard[0]) < 100, "the engine stopped long before max_tokens"
+            assert (first[-1].finish_reason, first[-1].stop_reason, first[-1].text) == (FinishReason.STOP, None, "")
+            assert len(heard[1]) == 200
+            await blocks_return(client)
+
+    run(test())
+
+
 def test_a_stop_string_is_kept_where_the_request_wants_it() -> None:
     async def test() -> None:
         async with started(engine()) as client:

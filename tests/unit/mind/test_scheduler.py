@@ -294,6 +294,21 @@ def test_unusable_numbers_end_one_sequence_and_not_the_others() -> None:
     assert engine.running() == ["well"]
 
 
+def test_what_a_sequence_without_usable_numbers_computed_is_found_by_nobody() -> None:
+    """Neither the blocks of the step that failed nor those of the steps before."""
+    engine = Engine(max_num_batched_tokens=8, max_tokens_per_prompt_chunk=8)
+    engine.add(request("sick", 14, first=500))
+    engine.step()
+    plan = engine.begin()
+    (sick,) = plan.scheduled
+    result = StepResult(plan.step_id, (None,), ((sick.sequence_id, "the logits are not finite"),))
+    engine.core.finish_step(plan, result, NOW)
+    engine.core.check_integrity()
+    assert engine.core.stats().num_blocks_cached == 0
+    engine.add(request("next", 14, first=500))
+    assert engine.step() == {"next": 8}, "it computes everything itself"
+
+
 def test_aborting_a_request_frees_its_blocks_and_reports_each_continuation() -> None:
     engine = Engine(enable_prefix_caching=False)
     engine.add(request("choices", 10, num_sequences=2))

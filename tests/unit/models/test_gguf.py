@@ -50,6 +50,24 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+_TEXTS = st.one_of(
+    st.text(st.sampled_from("ab\0é "), max_size=20),
+    st.sampled_from(["", "\0" * 7, "\0" * 9, "x" * 255, "x" * 256, "x" * 3000]),
+)
+
+
+@settings(deadline=None)
+@given(texts=st.lists(_TEXTS, max_size=12))
+def test_strings_are_read_whatever_zeros_they_hold_and_however_long_they_are(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("strings") / "model.gguf"
+    path.write_bytes(gguf_bytes({"a.words": Typed("[str]", texts), "a.after": 7}))
+    with GgufFile(path) as file:
+        assert file.metadata["a.words"] == texts
+        assert file.metadata["a.after"] == 7
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_every_metadata_type_is_read(write: Callable[..., Path], version: int) -> None:
     with GgufFile(write(gguf_bytes(EVERY_TYPE, version=version))) as file:

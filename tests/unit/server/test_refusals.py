@@ -13,22 +13,17 @@ REFUSED: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "explicit"},
     "moderation": {"model": "m"},
-    "use_beam_search": True,
-    "length_penalty": 1.2,
-    "early_stopping": True,
     "guided_json": {},
     "guided_regex": "a+",
     "guided_choice": ["a"],
     "guided_grammar": "root ::= 'a'",
     "spaces_between_special_tokens": False,
-    "return_tokens_as_token_ids": True,
     "return_token_offsets": True,
-    "return_prompt_text": True,
+    "return_mm_kwargs": False,
+    "routed_experts_prompt_start": 3,
     "watermarking": True,
-    "stream_interval": 4,
     "kv_transfer_params": {"do_remote_decode": True},
     "ec_transfer_params": {},
-    "session_id": "s",
     "vllm_xargs": {"a": 1},
 }
 REFUSED_IN_CHAT: dict[str, Any] = {
@@ -41,13 +36,9 @@ REFUSED_IN_CHAT: dict[str, Any] = {
     "mm_processor_kwargs": {"size": 1},
     "prediction": {"type": "content", "content": "x"},
     "verbosity": "low",
-    "reasoning_effort": "high",
-    "thinking_token_budget": 10,
-    "documents": [{"text": "x"}],
-    "echo": True,
     "best_of": 2,
 }
-REFUSED_IN_COMPLETIONS: dict[str, Any] = {"suffix": "the end", "prompt_embeds": "AAAA"}
+REFUSED_IN_COMPLETIONS: dict[str, Any] = {"suffix": "the end", "prompt_embeds": "AAAA", "return_prompt_text": True}
 
 HARMLESS: dict[str, list[Any]] = {
     "store": [False],
@@ -75,7 +66,7 @@ HARMLESS_IN_CHAT: dict[str, list[Any]] = {
     "echo": [False],
     "best_of": [1],
 }
-HARMLESS_IN_COMPLETIONS: dict[str, list[Any]] = {"suffix": [""]}
+HARMLESS_IN_COMPLETIONS: dict[str, list[Any]] = {"suffix": [""], "return_prompt_text": [False]}
 
 APP = make_app()
 

@@ -16,6 +16,7 @@ class Answer:
         self.index = index
         self.is_over = False
         """Its last chunk has been made."""
+        self._is_given_up = False
         self._request = request
         self._prompt_logprobs: list[TokenLogprobs] = []
         """Known, and not told yet: they go out with the first tokens."""
@@ -30,9 +31,14 @@ class Answer:
         )
 
     @property
-    def has_met_stop_string(self) -> bool:
-        """Whatever the engine still computes for it is not wanted."""
-        return self._detokenizer.stopped_by is not None
+    def wants_no_more(self) -> bool:
+        """Whatever the engine still computes for it is not wanted: a stop string ended it, its reader has enough, or it is
+        over."""
+        return self.is_over or self._is_given_up or self._detokenizer.stopped_by is not None
+
+    def give_up(self) -> None:
+        """Its reader has enough: what has been told is the whole answer."""
+        self._is_given_up = True
 
     def take(self, updates: list[RequestUpdate]) -> OutputChunk | None:
         """One chunk of what these say, in order; None where they say nothing that the reader wants."""
@@ -41,7 +47,7 @@ class Answer:
         logprobs: list[TokenLogprobs] = []
         for update in updates:
             self._prompt_logprobs += update.prompt_logprobs
-            if not self.has_met_stop_string:
+            if not self.wants_no_more:
                 self._take_tokens(update, texts, token_ids, logprobs)
         last = updates[-1]
         if last.finish_reason is None and not token_ids:
@@ -49,7 +55,10 @@ class Answer:
         stopped_by = self._detokenizer.stopped_by
         reason = last.finish_reason
         stop_reason: int | str | None = None
-        if reason is not None:
+        if reason is not None and self._is_given_up:
+            self.is_over = True
+            reason = FinishReason.STOP
+        elif reason is not None:
             self.is_over = True
             texts.append(self._detokenizer.finish())
             stopped_by = self._detokenizer.stopped_by

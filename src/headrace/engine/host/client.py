@@ -178,15 +178,18 @@ class EngineClient:
             while num_open:
                 for index, updates in await inbox.take():
                     answer = answers[index]
-                    was_stopped = answer.has_met_stop_string
+                    was_stopped = answer.wants_no_more
                     chunk = answer.take(updates)
                     if answer.is_over:
                         num_open -= 1
                         inbox.num_open = num_open
-                    elif answer.has_met_stop_string and not was_stopped:
+                    elif answer.wants_no_more and not was_stopped:
                         child.send(Abort((request.request_id,), sample_index=index))
                     if chunk is not None:
                         yield chunk
+                        if not answer.wants_no_more and request.has_enough(index):
+                            answer.give_up()
+                            child.send(Abort((request.request_id,), sample_index=index))
         finally:
             # Reached at the end, and as well when the reader goes: then the engine must stop computing for nobody.
             del self._inboxes[request.request_id]

@@ -3,7 +3,7 @@
 `client.py` carries it out over the engine process; tests may carry it out over anything.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,11 @@ from headrace.base.ids import RequestId
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.engine.mind.update import FinishReason, SequenceTimes
+
+
+def wants_all(index: int) -> bool:
+    """Nothing that a continuation says is too much."""
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,9 @@ class GenerationRequest:
     """These stay in the text all the same: a reader of the text looks for them."""
     structured_output: StructuredOutput | None = None
     """The form of every answer; None: free text. Refused with its `field` named where it cannot be enforced."""
+    has_enough: Callable[[int], bool] = wants_all
+    """Asked with a continuation's index after each of its chunks: whether its reader wants no more of it. It then ends with
+    `FinishReason.STOP`, and the engine computes no more of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,8 @@ Knows how such a process is started. Does not know what it will be told; `proces
 started and is never told anything ends with its parent.
 """
 
-import os
 import subprocess
 import sys
-from collections.abc import Mapping
-
-_TUNABLES = "GLIBC_TUNABLES"
-_HUGE_PAGES = "glibc.malloc.hugetlb"
 
 _waiting: subprocess.Popen[bytes] | None = None
 
@@ -43,20 +38,4 @@ def _start(command: tuple[str, ...]) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,  # a terminal's Ctrl-C is for the parent alone, which then drains
-        env=engine_environment(os.environ),
     )
-
-
-def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The parent's, with glibc told to ask for huge pages: torch's weights and activations come from malloc, and are read a
-    fifth faster so. The C library reads it before anything of ours runs, hence here. What the user says of it counts.
-
-    >>> engine_environment({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
-    {'GLIBC_TUNABLES': 'glibc.malloc.check=1:glibc.malloc.hugetlb=1'}
-    >>> engine_environment({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
-    {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0'}
-    """
-    given = environment.get(_TUNABLES, "")
-    if _HUGE_PAGES in given:
-        return dict(environment)
-    return {**environment, _TUNABLES: ":".join(filter(None, (given, f"{_HUGE_PAGES}=1")))}

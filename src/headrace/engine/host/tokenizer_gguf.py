@@ -107,7 +107,7 @@ def _byte_pair(vocabulary: _Vocabulary, metadata: Mapping[str, object], source: 
     backend = Tokenizer(
         models.BPE(
             vocab=dict(vocabulary.ids),
-            merges=[_pair(merge, source) for merge in vocabulary.merges],
+            merges=_pairs(vocabulary.merges, source),
             ignore_merges=pre.ignore_merges,
             byte_fallback=not pre.byte_level,
         )
@@ -269,6 +269,14 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
         for cut in range(1, len(piece))
         if (left := piece[:cut]) in known and (right := piece[cut:]) in known
     ]
+
+
+def _pairs(merges: Sequence[str], source: str) -> list[tuple[str, str]]:
+    """Nearly all have one space, and there are tens of thousands: those are cut without a call for each."""
+    cut: list[Any] = [tuple(merge.split(" ")) for merge in merges]
+    if all(len(pair) == 2 and pair[0] for pair in cut):
+        return cut
+    return [_pair(merge, source) for merge in merges]
 
 
 def _pair(merge: str, source: str) -> tuple[str, str]:

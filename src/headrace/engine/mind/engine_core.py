@@ -11,6 +11,7 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from headrace.base.ids import RequestId, SequenceId, StepId
 from headrace.engine.mind import decode_run
+from headrace.engine.mind.beam_search import BeamGroup
 from headrace.engine.mind.block_hashing import BlockHasher, ContentHasher
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 from headrace.engine.mind.decode_run import DecodeRun
@@ -39,6 +40,7 @@ class EngineCore:
         self._scheduler = Scheduler(config, identity_digest, hasher or ContentHasher())
         self._sequences: dict[SequenceId, SequenceState] = {}  # until the last step that contains them is over
         self._requests: dict[RequestId, list[SequenceState]] = {}  # continuations that have not finished
+        self._searches: dict[RequestId, BeamGroup] = {}  # of those requests that want a beam search
         self._in_flight: deque[StepPlan] = deque()
         self._next_sequence_id = 0
         self._num_steps = 0
@@ -61,16 +63,20 @@ class EngineCore:
         """Takes a request into the queue, or raises InvalidRequestError or OverloadedError and changes nothing."""
         self._check(request)
         sequences: list[SequenceState] = []
-        for index in range(request.num_sequences):
+        for index in range(_num_sequences(request)):
             sequence = self._new_sequence(request, index, now)
             sequence.leader = sequences[0] if sequences else None
             sequences.append(sequence)
             self._scheduler.add(sequence)
         self._requests[request.request_id] = sequences
+        if request.sampling.beam_search is not None:
+            self._searches[request.request_id] = BeamGroup(list(sequences))
 
     def abort(self, request_id: RequestId, now: Nanos, *, sample_index: int | None = None) -> list[RequestUpdate]:
         """The client gave up: its continuations, or the one named, end now. An unknown id is no error, for the two may
         cross on the way."""
+        if request_id in self._searches:
+            return self._abort_search(self._searches[request_id], now, sample_index)
         return [
             self._finish(sequence, FinishReason.ABORT, now=now)
             for sequence in list(self._requests.get(request_id, ()))
@@ -97,21 +103,28 @@ class EngineCore:
         self._in_flight.popleft()
         failures = dict(result.failures) if result.failures else None
         scores = {one.sequence_id: one for one in result.prompt_logprobs} if result.prompt_logprobs else None
+        candidates = dict(result.candidates) if result.candidates else None
         updates: list[RequestUpdate] = []
         for entry, sampled in zip(plan.scheduled, result.sampled, strict=True):
             sequence = self._sequences[entry.sequence_id]
-            self._scheduler.update(sequence, entry)
+            is_usable = not failures or entry.sequence_id not in failures
+            self._scheduler.update(sequence, entry, is_usable=is_usable)
             if sequence.status is Status.FINISHED:  # by its stop token in an earlier step, or aborted
                 if sequence.num_steps_in_flight == 0:
                     del self._sequences[entry.sequence_id]
             elif failures and entry.sequence_id in failures:
-                updates.append(self._finish(sequence, FinishReason.ERROR, now=now, error=failures[entry.sequence_id]))
+                updates += self._fail(sequence, failures[entry.sequence_id], now)
             else:
                 if scores and entry.sequence_id in scores:
                     updates += self._take_scores(sequence, scores[entry.sequence_id])
-                if entry.samples:
+                if entry.samples and sequence.is_beam:
+                    assert candidates is not None, f"beam {entry.sequence_id} has no candidates"
+                    self._searches[sequence.request.request_id].take(sequence, candidates[entry.sequence_id])
+                elif entry.samples:
                     assert sampled is not None, f"sequence {entry.sequence_id} sampled nothing"
                     updates.append(self._take_token(sequence, sampled, now))
+        for search in list(self._searches.values()):
+            updates += self._advance(search, now)
         return updates
 
     def num_repeats(self) -> int:
@@ -171,7 +184,11 @@ class EngineCore:
         for sequence in holders:
             assert sequence.status is Status.RUNNING or sequence.num_steps_in_flight > 0, "blocks without a use"
         unfinished = [sequence for sequences in self._requests.values() for sequence in sequences]
-        assert len(unfinished) == len(scheduler.running) + len(scheduler.waiting), "a sequence is lost"
+        num_parked = sum(sequence.status is Status.PARKED for sequence in unfinished)
+        assert len(unfinished) == len(scheduler.running) + len(scheduler.waiting) + num_parked, "a sequence is lost"
+        for search in self._searches.values():
+            assert not search.is_ready, "a search knows all it needs and does not go on"
+            assert all(s.status is not Status.PARKED for s in search.awaited), "a search waits for a beam that is parked"
         assert len(scheduler.running) <= self.config.max_num_seqs
         keys = [scheduler.waiting.order_of(sequence) for sequence in scheduler.running]
         assert keys == sorted(keys), "the running are out of order"
@@ -199,10 +216,13 @@ class EngineCore:
                 "shorten the prompt or lower max_tokens",
                 param="max_tokens",
             )
-        if not 1 <= request.num_sequences <= config.max_num_seqs:
+        num_sequences = _num_sequences(request)
+        if not 1 <= num_sequences <= config.max_num_seqs:
             raise InvalidRequestError(
-                f"n must be between 1 and max_num_seqs ({config.max_num_seqs}), not {request.num_sequences}", param="n"
+                f"n must be between 1 and max_num_seqs ({config.max_num_seqs}), not {num_sequences}", param="n"
             )
+        if sampling.beam_search is not None:
+            self._check_beam_search(request, num_sequences)
         if request.priority and config.policy is not SchedulingPolicy.PRIORITY:
             raise InvalidRequestError(
                 "priority is used only under the priority scheduling policy, and this server runs first come, "
@@ -210,11 +230,127 @@ class EngineCore:
                 param="priority",
             )
         num_queued = len(self._scheduler.waiting)
-        if num_queued + request.num_sequences > config.max_num_queued_requests:
+        if num_queued + num_sequences > config.max_num_queued_requests:
             raise OverloadedError(
                 f"{num_queued} requests are waiting and max_num_queued_requests is {config.max_num_queued_requests}: "
                 "try again later"
             )
+
+    def _check_beam_search(self, request: Request, width: int) -> None:
+        if not 1 <= request.num_sequences <= width:
+            raise InvalidRequestError(
+                f"n must be between 1 and the width of the beam search ({width}), not {request.num_sequences}", param="n"
+            )
+        # Beams go on together, so all must fit; that they share blocks is not counted on, for preemption may end it.
+        num_blocks = width * self._scheduler.kv.num_blocks_for(len(request.prompt_token_ids) + request.sampling.max_tokens)
+        if num_blocks > self.config.num_blocks:
+            raise InvalidRequestError(
+                f"a beam search of width {width} over {len(request.prompt_token_ids)} prompt tokens and max_tokens "
+                f"{request.sampling.max_tokens} may need {num_blocks} KV blocks, and there are {self.config.num_blocks}: "
+                "lower max_tokens or n",
+                param="max_tokens",
+            )
+
+    # Beam search
+
+    def _advance(self, search: BeamGroup, now: Nanos) -> list[RequestUpdate]:
+        """The search goes on if all of its beams have told their candidates; else those that have get out of the way of
+        those that cannot run now, lest each hold what the other waits for."""
+        if not search.is_ready:
+            if any(sequence.status is not Status.RUNNING for sequence in search.awaited):
+                for sequence in search.sequences:
+                    if sequence.awaits_choice:
+                        self._scheduler.park(sequence)
+            return []
+        moves = search.choose()
+        if search.is_over:
+            return self._end_search(search, now)
+        first = search.sequences[0]
+        if first.first_token is None:
+            first.first_token = now
+        for sequence, parent, token_id in moves:
+            if sequence is parent:
+                self._scheduler.go_on(sequence, token_id)
+            else:
+                self._scheduler.fork(sequence, parent, token_id)
+        going = {move.sequence.sequence_id for move in moves}
+        for sequence in search.sequences:
+            if sequence.sequence_id not in going:
+                self._scheduler.park(sequence)
+        return []
+
+    def _end_search(self, search: BeamGroup, now: Nanos) -> list[RequestUpdate]:
+        """The best answers, each as one update."""
+        first = search.sequences[0]
+        request = first.request
+        if len(search.answers) < request.num_sequences:
+            num_found, num_asked = len(search.answers), request.num_sequences
+            found = f"the request's conditions leave {num_found} answers, and {num_asked} are asked for"
+            return self._drop_search(search, FinishReason.ERROR, now, error=found)
+        self._forget_search(search)
+        return [
+            RequestUpdate(
+                request_id=request.request_id,
+                sample_index=place,
+                new_token_ids=answer.token_ids,
+                logprobs=answer.logprobs,
+                finish_reason=answer.finish_reason,
+                stop_token_id=answer.token_ids[-1] if answer.finish_reason is FinishReason.STOP else None,
+                num_cached_tokens=first.num_cached_tokens,
+                times=_times(first, now),
+            )
+            for place, answer in enumerate(search.answers[: request.num_sequences])
+            if place not in search.given_up
+        ]
+
+    def _abort_search(self, search: BeamGroup, now: Nanos, sample_index: int | None) -> list[RequestUpdate]:
+        """Places among the answers are given up one by one; the search itself ends when nobody wants any."""
+        request = search.sequences[0].request
+        wanted = [place for place in range(request.num_sequences) if place not in search.given_up]
+        if sample_index is None or wanted == [sample_index]:
+            return self._drop_search(search, FinishReason.ABORT, now)
+        if sample_index not in wanted:
+            return []
+        search.given_up.add(sample_index)
+        return [self._without_answer(search, sample_index, FinishReason.ABORT, now)]
+
+    def _drop_search(self, search: BeamGroup, reason: FinishReason, now: Nanos, *, error: str = "") -> list[RequestUpdate]:
+        """It ends without answers."""
+        self._forget_search(search)
+        places = range(search.sequences[0].request.num_sequences)
+        return [
+            self._without_answer(search, place, reason, now, error=error) for place in places if place not in search.given_up
+        ]
+
+    @staticmethod
+    def _without_answer(
+        search: BeamGroup, place: int, reason: FinishReason, now: Nanos, *, error: str = ""
+    ) -> RequestUpdate:
+        first = search.sequences[0]
+        return RequestUpdate(
+            first.request.request_id,
+            place,
+            finish_reason=reason,
+            num_cached_tokens=first.num_cached_tokens,
+            error=error,
+            times=_times(first, now),
+        )
+
+    def _forget_search(self, search: BeamGroup) -> None:
+        request_id = search.sequences[0].request.request_id
+        for sequence in search.sequences:
+            self._scheduler.finish(sequence)
+            if sequence.num_steps_in_flight == 0:
+                del self._sequences[sequence.sequence_id]
+        del self._requests[request_id], self._searches[request_id]
+
+    # Single sequences
+
+    def _fail(self, sequence: SequenceState, error: str, now: Nanos) -> list[RequestUpdate]:
+        search = self._searches.get(sequence.request.request_id)
+        if search is not None:  # what its beams are compared by is of no use any more
+            return self._drop_search(search, FinishReason.ERROR, now, error=error)
+        return [self._finish(sequence, FinishReason.ERROR, now=now, error=error)]
 
     def _new_sequence(self, request: Request, index: int, now: Nanos) -> SequenceState:
         sampling = request.sampling
@@ -297,10 +433,20 @@ class EngineCore:
             stop_token_id=new_token_ids[-1] if reason is FinishReason.STOP else None,
             num_cached_tokens=sequence.num_cached_tokens,
             error=error,
-            times=SequenceTimes(
-                arrived=sequence.arrived,
-                scheduled=sequence.arrived if sequence.scheduled is None else sequence.scheduled,
-                first_token=now if sequence.first_token is None else sequence.first_token,
-                finished=now,
-            ),
+            times=_times(sequence, now),
         )
+
+
+def _num_sequences(request: Request) -> int:
+    """How many of them run for a request: answers, or beams."""
+    search = request.sampling.beam_search
+    return request.num_sequences if search is None else search.width
+
+
+def _times(sequence: SequenceState, now: Nanos) -> SequenceTimes:
+    return SequenceTimes(
+        arrived=sequence.arrived,
+        scheduled=sequence.arrived if sequence.scheduled is None else sequence.scheduled,
+        first_token=now if sequence.first_token is None else sequence.first_token,
+        finished=now,
+    )

@@ -73,11 +73,14 @@ class KVCacheManager:
 
     def find_beginning(self, sequence: SequenceState) -> Beginning:
         """The longest beginning whose KV exists. Changes nothing, so it may be asked again and again."""
-        leader = sequence.leader
-        if leader is not None and leader.status is Status.RUNNING and sequence.num_output_tokens == 0:
-            # The leader has computed the whole prompt; all but the last token's KV is taken over, and that one is
-            # computed again for its logits. The block it lies in is then copied on write.
-            num_tokens = sequence.num_prompt_tokens - 1
+        leader, num_tokens = sequence.leader, sequence.num_tokens - 1
+        if (
+            leader is not None
+            and leader.status is Status.RUNNING
+            and num_tokens <= min(sequence.num_tokens_of_leader, leader.num_confirmed_tokens)
+        ):
+            # The leader has computed all but the last token, which is computed here, for its logits. The block it lies
+            # in is then copied on write.
             return Beginning(leader.block_ids[: self.num_blocks_for(num_tokens)], num_tokens)
         if not self._caching or sequence.needs_prompt_scores:
             return Beginning([], 0)
@@ -185,7 +188,23 @@ class KVCacheManager:
                 self._publish_full_blocks(sequence, sequence.num_published_blocks + 1)
         return growths
 
+    def fork(self, sequence: SequenceState, parent: SequenceState) -> None:
+        """A running sequence that holds nothing goes on from all that another one has computed: it shares its blocks, and
+        whichever of the two writes into the last of them first takes a copy."""
+        assert not sequence.block_ids and parent.num_confirmed_tokens == parent.num_computed_tokens
+        self._pool.share(parent.block_ids)
+        sequence.block_ids = list(parent.block_ids)
+        sequence.num_computed_tokens = sequence.num_confirmed_tokens = parent.num_computed_tokens
+        sequence.num_published_blocks = parent.num_published_blocks
+
     # When it stops running
+
+    def distrust(self, sequence: SequenceState) -> None:
+        """Its numbers are of no use: nobody shall find them. Whoever shares a block goes on holding it."""
+        for block_id in sequence.block_ids:
+            if self._pool.is_retained(block_id):
+                self._prefix.forget([block_id])
+                self._pool.drop(block_id)
 
     def would_free(self, sequence: SequenceState) -> bool:
         """Whether taking this sequence's blocks makes any available at once: others may hold all of them."""

@@ -6,6 +6,7 @@ detokeniser, and here are only their ids. Field names are the field's own (OpenA
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -15,6 +16,7 @@ MAX_LOGPROBS = 20
 """OpenAI's own limit on `top_logprobs`."""
 
 _INT32_MAX = 2**31 - 1
+_MAX_LENGTH_PENALTY = 100.0
 
 
 MAX_PATTERN_SIZE = 1024
@@ -38,6 +40,51 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
             limit_name="max_pattern_size",
         )  # fmt: skip
         _integer("repetition_detection.min_count", self.min_count, 2, MAX_PATTERN_SIZE)
+
+
+class EarlyStopping(StrEnum):
+    """When a beam search may end before every beam has reached `max_tokens`."""
+
+    WHEN_FULL = "when_full"
+    """As soon as `width` answers have ended. The API's `true`."""
+    WHEN_BEHIND = "when_behind"
+    """When no running beam, were it to end now, would be better than the worst of `width` answers. The API's `false`."""
+    WHEN_HOPELESS = "when_hopeless"
+    """When no running beam can become better than the worst of `width` answers at any length. The API's `never`."""
+
+
+class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The most probable answers instead of drawn ones, as `transformers` searches for them (`num_beams`)."""
+
+    width: int
+    """Beams that are kept at every length: the API's `n`, or `best_of`."""
+    length_penalty: float = 1.0
+    """A score is the sum of log-probabilities divided by the number of tokens to this power: above 0 favours long
+    answers."""
+    early_stopping: EarlyStopping = EarlyStopping.WHEN_BEHIND
+
+    def __post_init__(self) -> None:
+        _integer("n", self.width, 1, _INT32_MAX)
+        _real("length_penalty", self.length_penalty, -_MAX_LENGTH_PENALTY, _MAX_LENGTH_PENALTY)
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Most tokens of reasoning; then the marks that end it are chosen whatever the model would say."""
+
+    max_tokens: int
+    closing_token_ids: tuple[int, ...]
+    """What is written to end the reasoning, at least one token."""
+    other_closing_token_ids: tuple[tuple[int, ...], ...] = ()
+    """What ends it as well, where the model writes it."""
+    opening_token_ids: tuple[tuple[int, ...], ...] = ()
+    """What begins reasoning where an answer begins with it."""
+    num_spent: int = -1
+    """Tokens of reasoning that the prompt ends with; -1: the prompt has begun none."""
+
+    def __post_init__(self) -> None:
+        _integer("thinking_token_budget", self.max_tokens, 0, _INT32_MAX)
+        marks = (self.closing_token_ids, *self.other_closing_token_ids, *self.opening_token_ids)
+        assert all(marks), "marks have tokens"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -81,6 +128,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How many alternatives to report at each position of the prompt beside its own token; -1 reports nothing."""
     repetition_detection: RepetitionDetection | None = None
     """End an answer that is stuck in a repetition; None does not look."""
+    thinking_budget: ThinkingBudget | None = None
+    """How long the model may reason; None: as long as it likes."""
+    beam_search: BeamSearch | None = None
+    """Search instead of drawing: temperature, top_p, top_k, min_p and seed then play no part."""
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1, _INT32_MAX)
@@ -98,11 +149,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, ids in self._token_ids():
             for token in ids:
                 _integer(name, token, 0, _INT32_MAX)
+        self._check_beam_search()
         if any(not ids for ids in self.bad_words_token_ids):
             raise InvalidRequestError("bad_words holds a word without tokens", param="bad_words")
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, _INT32_MAX)
             _real("logit_bias", bias, -100.0, 100.0)
+
+    def _check_beam_search(self) -> None:
+        if self.beam_search is None:
+            return
+        for name, is_given in (
+            ("repetition_detection", self.repetition_detection is not None),
+            ("logprob_token_ids", bool(self.logprob_token_ids)),
+        ):
+            if is_given:
+                raise InvalidRequestError(f"{name} cannot be combined with use_beam_search: leave one out", param=name)
+        num_allowed = len(set(self.allowed_token_ids))
+        if num_allowed and num_allowed < self.beam_search.width:
+            raise InvalidRequestError(
+                f"allowed_token_ids leaves {num_allowed} tokens to choose from, and the beam search is "
+                f"{self.beam_search.width} wide: lower n, or allow more",
+                param="allowed_token_ids",
+            )
 
     @property
     def is_greedy(self) -> bool:

@@ -61,6 +61,7 @@ class Scheduler:
         self.running: list[SequenceState] = []  # in the queue's order: the last is the first to be preempted
         self.num_preemptions = 0
         self._released: list[SequenceId] = []  # what the workers may forget, told with the next plan
+        self._chosen: dict[SequenceId, int] = {}  # beams' next tokens, told with the next plan
 
     def schedule(self, now: Nanos, step_id: StepId) -> StepPlan | None:
         """The next step, or None if no sequence can use one now. At most one of preemption and admission happens in it."""
@@ -69,13 +70,17 @@ class Scheduler:
         self._admit_waiting(step)
         return self._close(step, step_id)
 
-    def update(self, sequence: SequenceState, entry: ScheduledSequence) -> None:
-        """One entry of a finished step: its KV exists now. The sampled token, if any, is the caller's to append."""
+    def update(self, sequence: SequenceState, entry: ScheduledSequence, *, is_usable: bool = True) -> None:
+        """One entry of a finished step: its KV exists now, and can be found if its numbers are usable. The sampled token,
+        if any, is the caller's to append."""
         sequence.num_steps_in_flight -= 1
-        if entry.samples:
+        if entry.samples and not sequence.is_beam:
             sequence.num_pending_tokens -= 1
+        if not is_usable:
+            self.kv.distrust(sequence)
         if sequence.status is Status.RUNNING:
-            self.kv.confirm(sequence, entry.num_tokens)
+            if is_usable:
+                self.kv.confirm(sequence, entry.num_tokens)
         elif sequence.num_steps_in_flight == 0:
             self._release(sequence)
 
@@ -86,7 +91,7 @@ class Scheduler:
         """The sequence ends. Its blocks go back at once, or when the last step that writes them is over."""
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
-        else:
+        elif sequence.status is not Status.PARKED:
             self.waiting.remove(sequence)
         was_running = sequence.status is Status.RUNNING
         sequence.status = Status.FINISHED
@@ -97,6 +102,45 @@ class Scheduler:
     def has_released(self) -> bool:
         """Whether the next plan has something to tell the workers to forget."""
         return bool(self._released)
+
+    # Beams: what their search has decided. None of them has a step in flight.
+
+    def park(self, sequence: SequenceState) -> None:
+        """It goes on later, as something else, or not at all: until then it holds nothing and nobody waits for it."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence.status is not Status.PARKED:
+            self.waiting.remove(sequence)
+        sequence.status = Status.PARKED
+
+    def go_on(self, sequence: SequenceState, token_id: int) -> None:
+        """A beam's next token."""
+        sequence.append_tokens([token_id])
+        if sequence.status is Status.RUNNING:
+            self._chosen[sequence.sequence_id] = token_id
+        else:
+            self._return(sequence)
+
+    def fork(self, sequence: SequenceState, parent: SequenceState, token_id: int) -> None:
+        """A beam drops what it was and goes on from where `parent` is, which has not gone on itself. Both run: it takes
+        the parent's blocks over. Else it waits its turn, and finds them if the parent runs then."""
+        if sequence.status is Status.RUNNING and parent.status is Status.RUNNING:
+            self._release(sequence)
+            self.kv.fork(sequence, parent)
+        elif sequence.status is Status.RUNNING:
+            self.park(sequence)
+        sequence.leader, sequence.num_tokens_of_leader = parent, parent.num_tokens
+        sequence.output_token_ids = [*parent.output_token_ids, token_id]
+        sequence.num_tokens = parent.num_tokens + 1
+        sequence.block_hashes = list(parent.block_hashes)
+        if sequence.status is Status.PARKED:
+            self._return(sequence)
+
+    def _return(self, sequence: SequenceState) -> None:
+        assert sequence.status is Status.PARKED
+        sequence.status = Status.PREEMPTED
+        self.waiting.put_back(sequence)
 
     # The phases of a step
 
@@ -167,8 +211,10 @@ class Scheduler:
             new_sequences=tuple(step.new_sequences),
             released_sequence_ids=tuple(self._released),
             block_copies=tuple(step.copies),
+            chosen_tokens=tuple(self._chosen.items()),
         )
         self._released.clear()
+        self._chosen.clear()
         return plan
 
     # Parts of the phases
@@ -183,6 +229,10 @@ class Scheduler:
         samples = num_tokens == num_wanted
         if num_wanted > step.long_from:
             step.long_share -= num_tokens
+        if not sequence.is_on_workers:
+            step.new_sequences.append(_as_new(sequence))
+            sequence.is_on_workers = True
+            growth = Growth(0, sequence.block_ids, growth.copy)
         step.entries.append(
             ScheduledSequence(
                 sequence.sequence_id,
@@ -198,7 +248,7 @@ class Scheduler:
         step.budget -= num_tokens
         sequence.num_computed_tokens += num_tokens
         sequence.num_steps_in_flight += 1
-        if samples:
+        if samples and not sequence.is_beam:
             sequence.num_pending_tokens += 1
 
     def _judge(self, step: _OpenStep, sequence: SequenceState, num_reserved: int) -> tuple[_Verdict, Beginning]:
@@ -224,20 +274,7 @@ class Scheduler:
             sequence.scheduled = step.now
             sequence.num_cached_tokens = beginning.num_tokens
         num_tokens = self._num_allowed(step, sequence.num_wanted_tokens, step.budget)
-        growth = self.kv.grow(sequence, num_tokens)
-        step.new_sequences.append(
-            NewSequence(
-                sequence.sequence_id,
-                sequence.sample_index,
-                sequence.num_prompt_tokens,
-                sequence.token_ids,
-                sequence.sampling,
-                tuple(sorted(sequence.eos_token_ids)),
-                sequence.request.structured_output,
-            )
-        )
-        whole_table = Growth(0, sequence.block_ids, growth.copy)
-        self._schedule(step, sequence, num_tokens, whole_table)
+        self._schedule(step, sequence, num_tokens, self.kv.grow(sequence, num_tokens))
         num_promised = num_needed - (self.kv.pool.num_referenced - num_held_before)
         return num_promised + 1
 
@@ -257,14 +294,30 @@ class Scheduler:
             if sequence.num_steps_in_flight == 0 and self.kv.would_free(sequence):
                 del self.running[position]
                 self._release(sequence)
-                sequence.status = Status.PREEMPTED
+                sequence.status = Status.PARKED
+                if not sequence.awaits_choice:  # else there is nothing for it to do
+                    self._return(sequence)
                 sequence.num_preemptions += 1
                 self.num_preemptions += 1
-                self.waiting.put_back(sequence)
                 step.has_preempted = True
                 return True
         return False
 
     def _release(self, sequence: SequenceState) -> None:
         self.kv.release(sequence)
-        self._released.append(sequence.sequence_id)
+        self._chosen.pop(sequence.sequence_id, None)
+        if sequence.is_on_workers:
+            self._released.append(sequence.sequence_id)
+            sequence.is_on_workers = False
+
+
+def _as_new(sequence: SequenceState) -> NewSequence:
+    return NewSequence(
+        sequence.sequence_id,
+        sequence.sample_index,
+        sequence.num_prompt_tokens,
+        sequence.token_ids,
+        sequence.sampling,
+        tuple(sorted(sequence.eos_token_ids)),
+        sequence.request.structured_output,
+    )

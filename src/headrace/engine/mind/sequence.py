@@ -7,6 +7,8 @@
        │             PREEMPTED ──abort────────────────────────────┤
        └──abort───────────────────────────────────────────────────┘
 
+A beam of a beam search may also be PARKED: it neither runs nor waits in the queue until its search says how it goes on.
+
 Knows counts and token ids. Does not know blocks' contents, other sequences' progress (but for the leader it forks from) or
 what will be scheduled.
 """
@@ -25,6 +27,7 @@ class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    PARKED = "parked"
     FINISHED = "finished"
 
 
@@ -39,7 +42,10 @@ class SequenceState:
     stop_token_ids: frozenset[int] = frozenset()
     """Those, and what the request stops at."""
     leader: "SequenceState | None" = None
-    """The first continuation of the same request, whose prompt blocks this one shares once they are computed."""
+    """The continuation of the same request whose blocks this one shares once they are computed: the first, for the prompt;
+    in a beam search, the one it goes on from."""
+    num_tokens_of_leader: int = 0
+    """How many of its first tokens are the leader's too, as far as is known."""
 
     status: Status = Status.WAITING
     output_token_ids: list[int] = field(default_factory=list)
@@ -56,6 +62,10 @@ class SequenceState:
     """Planned steps that contain this sequence and are not finished; its blocks stay its own until there is none."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was found, not computed, when it first ran."""
+    is_on_workers: bool = False
+    """Whether a plan has told the workers of it, and none that they may forget it."""
+    awaits_choice: bool = False
+    """A beam that has given its candidates; which of them are taken is open until all of its search have."""
     num_bypasses: int = 0
     """Later arrivals that were admitted while this one, at the head, waited for blocks."""
     num_preemptions: int = 0
@@ -76,11 +86,14 @@ class SequenceState:
     # What is asked at every step, copied out of the request once: attribute chains cost on the hot path.
     num_prompt_tokens: int = 0
     max_num_tokens: int = 0
+    is_beam: bool = False
+    """Its next token is chosen by a beam search, which compares it with others; so no step counts on it in advance."""
     sampling: SamplingParams = field(init=False)
 
     def __post_init__(self) -> None:
         self.sampling = self.request.sampling
-        self.num_prompt_tokens = self.num_tokens = len(self.request.prompt_token_ids)
+        self.is_beam = self.sampling.beam_search is not None
+        self.num_prompt_tokens = self.num_tokens = self.num_tokens_of_leader = len(self.request.prompt_token_ids)
         self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
 
     @property
@@ -121,10 +134,11 @@ class SequenceState:
 
     @property
     def needs_prompt_of_leader(self) -> bool:
-        """Whether its leader is still computing the prompt that both share."""
+        """Whether its leader is still computing the prompt that both share. A beam that is beyond it can do without."""
         leader = self.leader
         return (
             leader is not None
+            and not (self.is_beam and self.num_output_tokens)
             and leader.status is not Status.FINISHED
             and leader.num_confirmed_tokens < leader.num_prompt_tokens
         )

@@ -53,6 +53,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Finished, aborted or preempted since the last plan: the worker forgets them before it begins the step."""
     block_copies: tuple[tuple[BlockId, BlockId], ...] = ()
     """(from, to) over all layers, performed in order before anything is computed: copy-on-write."""
+    chosen_tokens: tuple[tuple[SequenceId, int], ...] = ()
+    """Next tokens of sequences that the worker holds, where a beam search chose them: the worker appends them before it
+    begins the step."""
 
     @property
     def num_tokens(self) -> int:
@@ -75,6 +78,18 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: TokenLogprobs | None = None
 
 
+class BeamCandidates(msgspec.Struct, frozen=True, array_like=True):
+    """What a beam's next token may be."""
+
+    token_ids: tuple[int, ...]
+    """Most probable first, the lowest id first among equals: as many as its search can need. Empty where the request's
+    conditions allow none."""
+    scores: tuple[float, ...]
+    """Natural log-probabilities among what the request's conditions (bans, biases, penalties) leave."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of them, where the request asked for log-probabilities."""
+
+
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities of a stretch of one sequence's prompt."""
 
@@ -87,9 +102,12 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     step_id: StepId
     sampled: tuple[SampledToken | None, ...]
-    """One per entry of the plan's `scheduled`, in its order; None where `samples` is false, or where it failed."""
+    """One per entry of the plan's `scheduled`, in its order; None where `samples` is false, where it failed, and for
+    beams."""
     failures: tuple[tuple[SequenceId, str], ...] = ()
     """Sequences whose numbers are not usable (not finite), or whose answer cannot have its form, and why. They end; the
     others go on."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """Of the prompts' tokens that this step computed, where they were asked for."""
+    candidates: tuple[tuple[SequenceId, BeamCandidates], ...] = ()
+    """Of the beams whose entries say that they sample."""

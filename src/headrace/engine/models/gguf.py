@@ -26,6 +26,8 @@ _MAX_ARRAY_DEPTH = 4
 _DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 20
 _MAX_SHARDS = 1000
+_USUAL_STRING_BYTES = 40
+"""Tokens and merges are shorter on average."""
 _MAX_STRING_BYTES = 1 << 26
 _MAX_ARRAY_ITEMS = 1 << 24
 _MIN_KEY_VALUE_BYTES = 8 + 4 + 1
@@ -131,6 +133,11 @@ class GgufFile:
         tensor = self.tensors[name]
         return self._shards[tensor.shard].file.view[tensor.offset : tensor.offset + tensor.num_bytes]
 
+    def release_pages(self) -> None:
+        """Lets go of the memory that reading took; what is looked at again is read again."""
+        for shard in self._shards:
+            shard.file.release_pages()
+
     def close(self) -> None:
         """Gives the files back; the memory stays mapped for as long as views of it are held."""
         for shard in self._shards:
@@ -217,6 +224,9 @@ class _Cursor:
 
     def strings(self, count: int, what: str) -> list[GgufValue]:
         """Many strings in one go: vocabularies hold hundreds of thousands, so this loop is kept bare."""
+        short = self._short_strings(count)
+        if short is not None:
+            return short
         mapped, position, size, unpack = self._map, self.position, self._size, _UINT64.unpack_from
         values: list[GgufValue] = []
         append = values.append
@@ -230,6 +240,27 @@ class _Cursor:
             append(mapped[start:end].decode("utf-8", "surrogateescape"))
             position = end
         self.position = position
+        return values
+
+    def _short_strings(self, count: int) -> list[GgufValue] | None:
+        """The same in half the time where every string is short, as in vocabularies; None where it is not so simple.
+
+        A length below 256 is one byte and seven zeros. Cut at the zeros, each piece is a string and the next one's length;
+        if every piece is as long as the one before says, the pieces are the strings, whatever bytes they hold.
+        """
+        if count < 2:
+            return None
+        window = self._map[self.position : self.position + count * (8 + _USUAL_STRING_BYTES)]
+        pieces = window.split(bytes(7), count)
+        if len(pieces) <= count or len(pieces[0]) != 1 or not all(pieces[:count]):
+            return None
+        told = [piece[-1] for piece in pieces[:count]]
+        found = [len(piece) - 1 for piece in pieces[1:count]]
+        if told[:-1] != found or len(pieces[count]) < told[-1]:
+            return None
+        values: list[GgufValue] = [piece[:-1].decode("utf-8", "surrogateescape") for piece in pieces[1:count]]
+        values.append(pieces[count][: told[-1]].decode("utf-8", "surrogateescape"))
+        self.position += 8 * count + sum(told)
         return values
 
 

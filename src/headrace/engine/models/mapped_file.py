@@ -21,6 +21,11 @@ class MappedFile:
         self.view = memoryview(self.raw)
         self.num_bytes = len(self.view)
 
+    def release_pages(self) -> None:
+        """Lets go of what is in memory, which comes back from the file when it is looked at again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.raw.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Gives the file back. While someone holds a view of it, the memory stays mapped; it goes with the last view."""
         with contextlib.suppress(BufferError):

@@ -84,6 +84,11 @@ class SafetensorsFiles:
         tensor = self.tensors[name]
         return self._files[tensor.file].file.view[tensor.offset : tensor.offset + tensor.num_bytes]
 
+    def release_pages(self) -> None:
+        """Lets go of the memory that reading took; what is looked at again is read again."""
+        for file in self._files:
+            file.file.release_pages()
+
     def close(self) -> None:
         """Gives the files back; the memory stays mapped for as long as views of it are held."""
         for file in self._files:

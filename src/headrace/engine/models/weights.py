@@ -86,6 +86,10 @@ class Checkpoint(Protocol):
         """By canonical name; raises CheckpointError where there is none of that name."""
         ...
 
+    def release_pages(self) -> None:
+        """Once the weights are loaded: lets go of the memory that the files' pages take. Tensors remain readable."""
+        ...
+
     def close(self) -> None:
         """Gives the files back; tensors taken before remain readable."""
         ...
@@ -194,6 +198,7 @@ class TensorFiles(Protocol):
     def header(self) -> Iterator[memoryview]: ...
     def file_of(self, name: str) -> Path: ...
     def data(self, name: str) -> memoryview: ...
+    def release_pages(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -377,6 +382,9 @@ class MappedCheckpoint:
             raise CheckpointError(f"{self.path}: it has no tensor {name!r}")
         data = part.bytes_of(self._files.data(part.stored.name))
         return HostTensor(name, part.stored.storage, part.shape, data, part.interleaved_heads)
+
+    def release_pages(self) -> None:
+        self._files.release_pages()
 
     def close(self) -> None:
         self._files.close()

@@ -5,16 +5,42 @@ Knows names and what each implementation is good for; imports one only when it i
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from headrace.base.errors import ConfigurationError
 from headrace.engine.ops.protocol import Ops
 
 OPS_NAMES = ("native", "torch")
 
-_KEPT_AS_STORED = frozenset({"Q4_0", "Q4_1", "Q8_0"})
-"""Quantised formats whose blocks the native kernels multiply with, several times faster than torch what they stand for."""
+_INT8_ROWS = "multiplied with as stored, rows rounded to int8: a quarter of the bytes, or half, that torch would read"
+
+_NATIVE_BY_ITSELF: dict[str, str] = {
+    "Q4_0": _INT8_ROWS,
+    "Q4_1": _INT8_ROWS,
+    "Q8_0": _INT8_ROWS,
+    "BF16": "as stored, sums and activations in float32: no worse than torch's bfloat16 anywhere, and no torch to load",
+    "F16": "held in float32, which is exact",
+    "F32": "as stored",
+}
+"""Storage formats of matrices for which native is chosen unasked, each with how it computes with them. Any other format is
+held in the compute dtype: native does that where torch is not installed, and torch, whose products of such weights are no
+slower, where it is."""
+
+_EXACT_IN: dict[str, frozenset[str]] = {
+    "float32": frozenset({"BF16", "F16", "F32"}),
+    "bfloat16": frozenset({"BF16"}),
+}
+"""Formats whose products in native are in a dtype that was asked for by name, throughout."""
 
 _PAGE_TOKENS = 16
+
+NO_KERNELS = "the native kernels were not built when headrace was installed, for want of a C++ compiler"
+
+HOW_TO_COMPUTE = (
+    "Either install a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select "
+    "--install) and install headrace again (pip install --force-reinstall --no-deps .), or install torch: "
+    "pip install 'headrace[torch]'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +52,49 @@ class OpsChoice:
     """By number of threads."""
 
 
+def has_kernels() -> bool:
+    """Whether the extension is there, without loading it."""
+    return find_spec("headrace.engine.ops.native._kernels") is not None
+
+
+def has_torch() -> bool:
+    """Whether torch is there, without loading it, which takes seconds."""
+    return find_spec("torch") is not None
+
+
+def check_something_computes(wanted: str) -> None:
+    """Raises ConfigurationError, with what to install, where nothing here can compute at all."""
+    if wanted == "torch" and not has_torch():
+        raise ConfigurationError("ops torch cannot be had: torch is not installed. pip install 'headrace[torch]'")
+    if not has_kernels() and not has_torch():
+        raise ConfigurationError(f"nothing here can compute: {NO_KERNELS}, and torch is not installed. {HOW_TO_COMPUTE}")
+
+
 def choose_ops(wanted: str, *, device: str, dtype: str, storages: frozenset[str], block_size: int) -> OpsChoice:
     """`wanted` and `dtype` may be `auto`. `storages`: how the checkpoint's matrices are stored.
 
-    Native is chosen by itself where the checkpoint is made of formats that it keeps as stored, and no dtype is asked for by
-    name: who names one wants that arithmetic throughout, and products with quantised weights are not in it. Raises
-    ConfigurationError where what is wanted cannot be had.
+    Native is chosen by itself where the checkpoint is made of formats in `_NATIVE_BY_ITSELF`; where a dtype is asked for by
+    name, only of those whose products are in it, for who names one wants that arithmetic throughout. Without torch it is
+    chosen wherever it can compute. Raises ConfigurationError where what is wanted cannot be had.
     """
+    check_something_computes(wanted)
+    if wanted == "torch":
+        return _torch(device, dtype, remark="")
     obstacle = _native_obstacle(device, block_size)
     if wanted == "native":
         if obstacle:
             raise ConfigurationError(f"ops native cannot be had: {obstacle}; take ops torch, or auto")
         return _native(dtype, storages)
-    if wanted == "torch":
+    if device != "cpu":
         return _torch(device, dtype, remark="")
-    if device != "cpu" or dtype != "auto":
-        return _torch(device, dtype, remark="")
-    others = sorted(storages - _KEPT_AS_STORED)
-    if not obstacle and others:
-        obstacle = f"they do not keep {', '.join(others)} as stored"
-    return _torch(device, dtype, remark=f"without the native kernels: {obstacle}") if obstacle else _native(dtype, storages)
+    if obstacle:
+        return _torch(device, dtype, remark=f"without the native kernels: {obstacle}")
+    reservation = _reservation(dtype, storages)
+    if not reservation:
+        return _native(dtype, storages)
+    if has_torch():
+        return _torch(device, dtype, remark=f"without the native kernels: {reservation}")
+    return _native(dtype, storages, remark=f"{reservation}; headrace[torch] would")
 
 
 def _native_obstacle(device: str, block_size: int) -> str:
@@ -54,28 +103,38 @@ def _native_obstacle(device: str, block_size: int) -> str:
         return "they compute on the CPU"
     try:
         from headrace.engine.ops.native import _kernels  # noqa: F401
-    except ImportError:
-        return "they were not built when this package was installed, for want of a C++ compiler"
+    except ImportError as error:
+        return f"they cannot be loaded ({error})" if has_kernels() else NO_KERNELS.replace("the native kernels", "they")
     if block_size % _PAGE_TOKENS:
         return f"they need a block_size that is a multiple of {_PAGE_TOKENS}, not {block_size}"
     return ""
 
 
-def _native(dtype: str, storages: frozenset[str]) -> OpsChoice:
+def _reservation(dtype: str, storages: frozenset[str]) -> str:
+    """Why native is not chosen by itself although it could serve; empty if it is."""
+    if dtype != "auto":
+        others = sorted(storages - _EXACT_IN[dtype])
+        return f"they do not compute in {dtype} throughout with {', '.join(others)}" if others else ""
+    others = sorted(storages - _NATIVE_BY_ITSELF.keys())
+    return f"they do not keep {', '.join(others)} as stored" if others else ""
+
+
+def _native(dtype: str, storages: frozenset[str], *, remark: str = "") -> OpsChoice:
     from headrace.engine.ops.native.ops import KERNEL_FORMATS, NativeOps
 
     # float32 unless asked: keys and values in bfloat16 move answers further than the quantised products themselves do.
     chosen = "float32" if dtype == "auto" else dtype
     others = sorted(storages - KERNEL_FORMATS)
-    remark = f"{', '.join(others)} held as {chosen}" if others else ""
-    return OpsChoice("native", remark, lambda num_threads: NativeOps(dtype=chosen, num_threads=num_threads))
+    held = f"{', '.join(others)} held as {chosen}" if others else ""
+    remarks = "; ".join(part for part in (held, remark) if part)
+    return OpsChoice("native", remarks, lambda num_threads: NativeOps(dtype=chosen, num_threads=num_threads))
 
 
 def _torch(device: str, dtype: str, *, remark: str) -> OpsChoice:
+    why = f" ({remark})" if remark else ""
     try:
         from headrace.engine.ops.torch.ops import TorchOps, best_dtype
     except ImportError as error:
-        why = f" ({remark})" if remark else ""
-        raise ConfigurationError(f"ops torch cannot be had: {error}{why}; install torch") from None
+        raise ConfigurationError(f"ops torch cannot be had: {error}{why}; pip install 'headrace[torch]'") from None
     chosen = best_dtype(device) if dtype == "auto" else dtype
     return OpsChoice("torch", remark, lambda num_threads: TorchOps(dtype=chosen, device=device, num_threads=num_threads))

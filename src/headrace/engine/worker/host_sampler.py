@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.mind.sampling_params import SamplingParams
-from headrace.engine.mind.step import SampledToken, TokenLogprobs
+from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
 from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
@@ -35,24 +35,31 @@ class RowSampler(Protocol):
         """A token for each, by inverse transform over what the filters leave, in order of token id."""
         ...
 
+    def tell(self, logits: Floats, tokens: list[int], num_top: int) -> list[tuple[float, int, list[int], list[float]]]:
+        """Of one token a row: its log-probability (not a number where the row is not finite), its rank, the ids of the most
+        probable tokens, the lowest first among equals, and their log-probabilities."""
+        ...
+
 
 class HostSampler:
     def __init__(self, rows: RowSampler) -> None:
         self._rows = rows
 
-    def sample(self, logits: Floats, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
-        """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up."""
-        outcomes: list[SampledToken | str] = []
+    def sample(self, logits: Floats, sequences: Sequence[RunningSequence]) -> list[SampledToken | BeamCandidates | str]:
+        """One per row of `logits` [num_rows, vocab_size]: the token, a beam's candidates, or why there is none. Uses
+        `logits` up."""
+        outcomes: list[SampledToken | BeamCandidates | str] = []
         draws: list[Draw] = []
         told: dict[int, Floats] = {}
         for row, (best, sequence) in enumerate(zip(self._rows.greatest(logits), sequences, strict=True)):
             if not sequence.is_plain or best < 0:
-                if sequence.sampling.logprobs >= 0:
-                    told[row] = logits[row].copy()
+                raw = logits[row].copy() if sequence.sampling.logprobs >= 0 else None
                 problem, best = _prepare(logits[row], best, sequence)
-                if problem:
-                    outcomes.append(problem)
+                if problem or sequence.num_candidates:
+                    outcomes.append(problem or _candidates(logits[row], raw, sequence))
                     continue
+                if raw is not None:
+                    told[row] = raw
             outcomes.append(SampledToken(best))
             if not sequence.sampling.is_greedy:
                 draws.append(_draw(row, best, sequence))
@@ -68,8 +75,12 @@ class HostSampler:
 
     def given_logprobs(self, logits: Floats, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
         """Of tokens that were given, not chosen. logits: [num_tokens, vocab_size], each row before its token."""
-        top = min(num_alternatives, logits.shape[-1])
-        return [_told(row, token, _top(row, top)) for row, token in zip(logits, token_ids, strict=True)]
+        tokens = list(token_ids)
+        told = self._rows.tell(logits, tokens, num_alternatives)
+        return [
+            TokenLogprobs(token, logprob, rank, tuple(top_ids), tuple(top_logprobs))
+            for token, (logprob, rank, top_ids, top_logprobs) in zip(tokens, told, strict=True)
+        ]
 
 
 def _prepare(row: Floats, best: int, sequence: RunningSequence) -> tuple[str, int]:
@@ -81,12 +92,19 @@ def _prepare(row: Floats, best: int, sequence: RunningSequence) -> tuple[str, in
         return verdict, best
     if sequence.changes_logits:
         _change_logits(row, sequence)
-    if verdict is not None:
-        np.add(row, verdict, out=row)
+        best = int(row.argmax())
+    if verdict is not None and not (sequence.looks_for_the_best and best in verdict):
+        np.add(row, verdict.bias, out=row)
+        best = int(row.argmax())
     if sequence.bans_ending:
         _ban_ending(row, sequence)
-    best = int(row.argmax())
-    if row[best] == -np.inf and (sequence.bans_tokens or verdict is not None):
+        best = int(row.argmax())
+    if (forced := sequence.forced_token()) is not None:
+        row.fill(-np.inf)
+        row[forced] = 0.0
+        best = forced
+    bans = sequence.bans_tokens or verdict is not None
+    if row[best] == -np.inf and bans and not sequence.num_candidates:  # a beam without candidates ends, the others go on
         return NOTHING_LEFT, best
     return "", best
 
@@ -125,6 +143,20 @@ def _draw(row: int, best: int, sequence: RunningSequence) -> Draw:
     return (row, best, sampling.temperature, max(0, sampling.top_k), sampling.top_p, sampling.min_p, number)
 
 
+def _candidates(row: Floats, raw: Floats | None, sequence: RunningSequence) -> BeamCandidates:
+    """row: [vocab_size], changed as the request asked; raw: as the model gave it, if log-probabilities are told."""
+    ids = _top(row, min(sequence.num_candidates, len(row)))
+    ids = ids[row[ids] > -np.inf]
+    if len(ids) == 0:
+        return BeamCandidates((), ())
+    scores = row[ids] - _normaliser(row)
+    told: tuple[TokenLogprobs, ...] = ()
+    if raw is not None:
+        top = _top(raw, min(sequence.sampling.logprobs, len(raw)))
+        told = tuple(_told(raw, token, top) for token in ids.tolist())
+    return BeamCandidates(tuple(ids.tolist()), tuple(scores.tolist()), told)
+
+
 def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprobs:
     """raw: [vocab_size], as the model gave it."""
     if sampling.logprob_token_ids:
@@ -133,8 +165,7 @@ def _logprobs(raw: Floats, token: int, sampling: SamplingParams) -> TokenLogprob
 
 
 def _told(raw: Floats, token: int, others: npt.NDArray[np.int64]) -> TokenLogprobs:
-    highest = raw.max()
-    normaliser = highest + np.log(np.exp(raw - highest).sum(dtype=np.float64))
+    normaliser = _normaliser(raw)
     chosen = raw[token]
     return TokenLogprobs(
         token_id=token,
@@ -143,6 +174,12 @@ def _told(raw: Floats, token: int, others: npt.NDArray[np.int64]) -> TokenLogpro
         top_token_ids=tuple(others.tolist()),
         top_logprobs=tuple((raw[others] - normaliser).tolist()),
     )
+
+
+def _normaliser(row: Floats) -> float:
+    """The logarithm of the sum of its exponentials."""
+    highest = row.max()
+    return float(highest + np.log(np.exp(row - highest).sum(dtype=np.float64)))
 
 
 def _top(raw: Floats, count: int) -> npt.NDArray[np.int64]:

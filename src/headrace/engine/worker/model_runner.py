@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.base.ids import BlockId, SequenceId
 from headrace.engine.mind.step import (
+    BeamCandidates,
     PromptLogprobs,
     SampledToken,
     ScheduledSequence,
@@ -40,8 +41,8 @@ class _Stretch(NamedTuple):
 class TokenSampler(Protocol):
     """What it asks of a sampler; which one depends on where the ops leave their logits."""
 
-    def sample(self, logits: Tensor, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
-        """One per row of `logits`: the token, or why there is none."""
+    def sample(self, logits: Tensor, sequences: Sequence[RunningSequence]) -> list[SampledToken | BeamCandidates | str]:
+        """One per row of `logits`: the token, a beam's candidates, or why there is none."""
         ...
 
     def given_logprobs(self, logits: Tensor, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
@@ -77,6 +78,7 @@ class ModelRunner:
         self._apply_differences(plan)
         computed = self._order(plan.scheduled)
         sampled: list[SampledToken | None] = [None] * len(plan.scheduled)
+        candidates: list[tuple[SequenceId, BeamCandidates]] = []
         scores: tuple[PromptLogprobs, ...] = ()
         if computed:
             sampling = [i for i in computed if plan.scheduled[i].samples]
@@ -88,9 +90,9 @@ class ModelRunner:
                 logits = self._graph.logits_of(residual, inputs[-1])
             else:
                 logits = self._graph.logits(*inputs)
-            self._sample(plan, sampling, logits, sampled)
+            self._sample(plan, sampling, logits, sampled, candidates)
         failures = self._failures(plan)
-        return StepResult(plan.step_id, tuple(sampled), failures, scores)
+        return StepResult(plan.step_id, tuple(sampled), failures, scores, tuple(candidates))
 
     @property
     def num_sequences(self) -> int:
@@ -107,6 +109,8 @@ class ModelRunner:
             assert new.sequence_id not in self._sequences, f"sequence {new.sequence_id} is here already"
             self._sequences[new.sequence_id] = RunningSequence(new)
         self._prepare_masks([self._sequences[new.sequence_id] for new in plan.new_sequences])
+        for sequence_id, token_id in plan.chosen_tokens:
+            self._sequences[sequence_id].token_ids.append(token_id)
         for entry in plan.scheduled:
             if entry.block_ids:
                 self._sequences[entry.sequence_id].block_table.write(entry.block_offset, entry.block_ids)
@@ -183,13 +187,23 @@ class ModelRunner:
 
     # The step's outcome
 
-    def _sample(self, plan: StepPlan, sampling: Sequence[int], logits: Tensor, sampled: list[SampledToken | None]) -> None:
+    def _sample(
+        self,
+        plan: StepPlan,
+        sampling: Sequence[int],
+        logits: Tensor,
+        sampled: list[SampledToken | None],
+        candidates: list[tuple[SequenceId, BeamCandidates]],
+    ) -> None:
         sequences = [self._sequences[plan.scheduled[i].sequence_id] for i in sampling]
         if not sequences:
             return
         for i, sequence, token in zip(sampling, sequences, self._sampler.sample(logits, sequences), strict=True):
             if isinstance(token, str):
                 _fail(sequence, token)
+            elif isinstance(token, BeamCandidates):  # the plan says later which of them it was
+                sequence.is_known_finite = True
+                candidates.append((plan.scheduled[i].sequence_id, token))
             else:
                 sequence.token_ids.append(token.token_id)
                 sequence.is_known_finite = True

@@ -10,6 +10,7 @@ from headrace.engine.mind.step import NewSequence
 from headrace.engine.worker.block_table import BlockTable
 from headrace.engine.worker.constraint import Constraint
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
+from headrace.engine.worker.thinking import ThinkingWatch
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_LEFT = "the request's conditions together allow no token of the model here"
@@ -17,8 +18,8 @@ NOTHING_LEFT = "the request's conditions together allow no token of the model he
 
 class RunningSequence:
     __slots__ = (
-        "banned", "block_table", "constraint", "eos_token_ids", "failure", "is_known_finite", "is_plain",
-        "num_prompt_tokens", "sample_index", "sampling", "token_counts", "token_ids",
+        "banned", "block_table", "constraint", "eos_token_ids", "failure", "is_known_finite", "is_plain", "num_candidates",
+        "num_prompt_tokens", "sample_index", "sampling", "thinking", "token_counts", "token_ids",
     )  # fmt: skip
 
     def __init__(self, new: NewSequence) -> None:
@@ -27,17 +28,32 @@ class RunningSequence:
         self.token_ids = list(new.token_ids)
         self.sampling = new.sampling
         self.eos_token_ids = new.eos_token_ids
+        self.num_candidates = 0
+        """How many next tokens a beam search wants to choose from: were all its beams' candidates in this one, as many as it
+        is wide would still be left beside those that end it. 0: the token is chosen here."""
+        if new.sampling.beam_search is not None:
+            ending = {*new.eos_token_ids, *new.sampling.stop_token_ids}
+            self.num_candidates = new.sampling.beam_search.width + len(ending)
+        self.thinking: ThinkingWatch | None = None
+        """Where its reasoning is limited."""
+        if new.sampling.thinking_budget is not None:
+            self.thinking = ThinkingWatch(new.sampling.thinking_budget, new.num_prompt_tokens)
         self.block_table = BlockTable()
         self.constraint: Constraint | None = None
         """Where its answer must have a form."""
         if new.structured_output is not None:
-            self.constraint = Constraint(new.structured_output, new.token_ids[new.num_prompt_tokens :])
+            answer = new.token_ids[new.num_prompt_tokens :]
+            self.constraint = Constraint(
+                new.structured_output, answer, needs_bias=not new.sampling.is_greedy or self.num_candidates > 0
+            )
         self.banned: npt.NDArray[np.bool_] | None = None
         """[vocab_size]: true where `allowed_token_ids` leaves a token out; made by the sampler where they are given."""
         self.token_counts: TokenCounts | None = None
         """Made by the sampler where penalties ask for it."""
         self.is_plain = (
             self.constraint is None
+            and self.thinking is None
+            and self.num_candidates == 0
             and self.sampling.logprobs < 0
             and self.sampling.min_tokens == 0
             and not self.changes_logits
@@ -69,6 +85,15 @@ class RunningSequence:
     @property
     def bans_ending(self) -> bool:
         return self.num_answer_tokens < self.sampling.min_tokens
+
+    @property
+    def looks_for_the_best(self) -> bool:
+        """Whether it takes the most probable token, if that is allowed, whatever the others are."""
+        return self.sampling.is_greedy and not self.num_candidates and not self.bans_ending
+
+    def forced_token(self) -> int | None:
+        """The token that comes next whatever the logits say, if one does."""
+        return None if self.thinking is None else self.thinking.forced_token(self.token_ids)
 
     def ban(self, vocab_size: int) -> npt.NDArray[np.bool_]:
         """[vocab_size]: true where `allowed_token_ids` leaves a token out; made once."""

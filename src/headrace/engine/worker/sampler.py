@@ -4,9 +4,10 @@ Knows SamplingParams' formulas. Does not know the model, nor which step it serve
 its token depends on its logits, its parameters, its tokens and (seed, sample index, position), on nothing else.
 
 Order for one row: log-probabilities are taken from the raw logits; then logit_bias; repetition, frequency and presence
-penalties; allowed_token_ids and bad_words; the form's ban; the ban on ending before min_tokens; then the most probable
-token (the lowest id among equals) if greedy, else temperature, top_k, top_p of what top_k left, min_p, and one draw from
-what remains, in order of token id.
+penalties; allowed_token_ids and bad_words; the form's ban; the ban on ending before min_tokens; the token that a used-up
+thinking budget forces; then the most probable token (the lowest id among equals) if greedy, else temperature, top_k, top_p
+of what top_k left, min_p, and one draw from what remains, in order of token id. For a beam nothing is chosen: it gets its
+most probable tokens, scored by the log-softmax of what the bans, biases and penalties leave.
 """
 
 import math
@@ -16,8 +17,8 @@ import numpy as np
 import torch
 
 from headrace.engine.mind.sampling_params import SamplingParams
-from headrace.engine.mind.step import SampledToken, TokenLogprobs
-from headrace.engine.worker.constraint import Bias
+from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
+from headrace.engine.worker.constraint import AllowedTokens
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
 from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
@@ -30,8 +31,11 @@ _SORTED_AT_FIRST = 256
 
 
 class Sampler:
-    def sample(self, logits: torch.Tensor, sequences: Sequence[RunningSequence]) -> list[SampledToken | str]:
-        """One per row of `logits` [num_rows, vocab_size]: the token, or why there is none. Uses `logits` up.
+    def sample(
+        self, logits: torch.Tensor, sequences: Sequence[RunningSequence]
+    ) -> list[SampledToken | BeamCandidates | str]:
+        """One per row of `logits` [num_rows, vocab_size]: the token, a beam's candidates, or why there is none. Uses
+        `logits` up.
 
         Waits for the forms' masks, which are usually there by now."""
         best = logits.amax(dim=-1)  # NaN if any is NaN, inf if any is inf
@@ -41,19 +45,29 @@ class Sampler:
         for row, sequence in enumerate(sequences):
             if sequence.changes_logits:
                 _change_logits(logits[row], sequence)
-        biases = _keep_forms(logits, sequences, problems)
+        forms = _keep_forms(logits, sequences, problems)
         for row, sequence in enumerate(sequences):
             if sequence.bans_ending:
                 _ban_ending(logits[row], sequence)
         for row, sequence in enumerate(sequences):
-            if sequence.bans_tokens and bool(torch.isneginf(logits[row].amax())):
+            if (forced := sequence.forced_token()) is not None:
+                logits[row].fill_(-math.inf)
+                logits[row, forced] = 0.0
+        for row, sequence in enumerate(sequences):
+            if sequence.bans_tokens and not sequence.num_candidates and bool(torch.isneginf(logits[row].amax())):
                 problems[row] = problems[row] or NOTHING_LEFT
+        candidates = {
+            row: _candidates(logits[row], raw.get(row), sequence)
+            for row, sequence in enumerate(sequences)
+            if sequence.num_candidates and not problems[row]
+        }
         tokens = _choose(logits, sequences)
-        for row, bias in biases.items():
-            if bias[tokens[row]] != 0:
+        for row, allowed in forms.items():
+            if row not in candidates and tokens[row] not in allowed:
                 problems[row] = problems[row] or NOTHING_LEFT
         return [
             problems[row]
+            or candidates.get(row)
             or (
                 SampledToken(token, _logprobs(raw[row], token, sequences[row].sampling))
                 if row in raw
@@ -96,24 +110,25 @@ def _penalise(row: torch.Tensor, token_ids: list[int], answer_counts: list[float
     row[ids] = repeated
 
 
-def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> dict[int, Bias]:
+def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> dict[int, AllowedTokens]:
     """Bans what the forms do not allow, in place; notes where a form cannot be followed. logits: [num_rows, vocab_size].
-    Returns each row's bias."""
-    biases: dict[int, Bias] = {}
+    Returns what each row's form allows."""
+    forms: dict[int, AllowedTokens] = {}
     for row, sequence in enumerate(sequences):
         verdict = sequence.constraint.verdict() if sequence.constraint is not None else None
         if isinstance(verdict, str):
             problems[row] = problems[row] or verdict
         elif verdict is not None:
-            biases[row] = verdict
+            forms[row] = verdict
     if logits.device.type == "cpu":
-        for row, bias in biases.items():
+        for row, allowed in forms.items():
             values = logits[row].numpy()  # the same memory: a row is too short to be worth waking other threads for
-            np.add(values, bias, out=values)
-    elif biases:
-        rows = torch.tensor(list(biases), device=logits.device)
-        logits[rows] += torch.from_numpy(np.stack(list(biases.values()))).to(logits.device)
-    return biases
+            np.add(values, allowed.bias, out=values)
+    elif forms:
+        rows = torch.tensor(list(forms), device=logits.device)
+        biases = np.stack([allowed.bias for allowed in forms.values()])
+        logits[rows] += torch.from_numpy(biases).to(logits.device)
+    return forms
 
 
 def _ban_ending(row: torch.Tensor, sequence: RunningSequence) -> None:
@@ -133,7 +148,7 @@ def _ban_ending(row: torch.Tensor, sequence: RunningSequence) -> None:
 
 def _choose(logits: torch.Tensor, sequences: Sequence[RunningSequence]) -> list[int]:
     tokens = [0] * len(sequences)
-    drawn = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
+    drawn = [row for row, s in enumerate(sequences) if not s.sampling.is_greedy and not s.num_candidates]
     if len(drawn) < len(sequences):
         tokens = _most_probable(logits)
     if drawn:
@@ -261,18 +276,36 @@ def _first_above(cumulated: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     return found.clamp(max=cumulated.shape[-1] - 1)
 
 
+# A beam's next tokens
+
+
+def _candidates(row: torch.Tensor, raw: torch.Tensor | None, sequence: RunningSequence) -> BeamCandidates:
+    """row: [vocab_size], changed as the request asked; raw: the same as the model gave it, if log-probabilities are told."""
+    ids, values = _top(row, min(sequence.num_candidates, row.shape[0]))
+    scores = values - torch.logsumexp(row, dim=-1)
+    possible = torch.isfinite(scores)
+    tokens: list[int] = ids[possible].tolist()
+    told: tuple[TokenLogprobs, ...] = ()
+    if raw is not None:
+        top_ids, top_values = _top(raw, min(sequence.sampling.logprobs, raw.shape[0]))
+        told = tuple(_told(raw, token, top_ids, top_values) for token in tokens)
+    return BeamCandidates(tuple(tokens), tuple(scores[possible].tolist()), told)
+
+
 # What is told of the choice
 
 
 def _logprobs(raw: torch.Tensor, token: int, sampling: SamplingParams) -> TokenLogprobs:
     """raw: [vocab_size], as the model gave it."""
-    normaliser = torch.logsumexp(raw, dim=-1)
-    chosen = raw[token]
     if sampling.logprob_token_ids:
         top_ids = torch.tensor(sampling.logprob_token_ids, device=raw.device)
-        top_values = raw[top_ids]
-    else:
-        top_ids, top_values = _top(raw, min(sampling.logprobs, raw.shape[0]))
+        return _told(raw, token, top_ids, raw[top_ids])
+    return _told(raw, token, *_top(raw, min(sampling.logprobs, raw.shape[0])))
+
+
+def _told(raw: torch.Tensor, token: int, top_ids: torch.Tensor, top_values: torch.Tensor) -> TokenLogprobs:
+    normaliser = torch.logsumexp(raw, dim=-1)
+    chosen = raw[token]
     return TokenLogprobs(
         token_id=token,
         logprob=float(chosen - normaliser),

@@ -71,7 +71,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Worker:
     """In order: construct (loads the weights), `allocate_kv_cache`, `warm_up`; then `execute`, plan after plan."""
 
-    def __init__(self, config: WorkerConfig, report: PhaseReport) -> None:
+    def __init__(
+        self, config: WorkerConfig, report: PhaseReport, *, through: Callable[[Ops], Ops] = lambda ops: ops
+    ) -> None:
+        """`through` may put something between the model and the ops that were chosen for it."""
         self.config = config
         self._report = report
         self._clock = SystemClock()
@@ -88,11 +91,13 @@ class Worker:
             storages=_projection_storages(self.checkpoint),
             block_size=config.block_size,
         )
-        self._ops: Ops = choice.make(config.num_threads or num_compute_threads())
-        self._sampler = _make_sampler(self._ops)
+        chosen = choice.make(config.num_threads or num_compute_threads())
+        self._ops: Ops = through(chosen)
+        self._sampler = _make_sampler(chosen)
         self.dtype, self.device = self._ops.dtype, self._ops.device
         with self._ops.computing():
             self._decoder = Decoder(self._ops, self.spec, self.checkpoint)
+        self.checkpoint.release_pages()  # weights that were packed would count twice
         remark = f" ({choice.remark})" if choice.remark else ""
         self._phase("load_weights", began, f"{self.dtype} on {self.device}{remark}")
         self._runner: ModelRunner | None = None

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-import uvloop
 
 from headrace.base.clock import Clock, Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
 from headrace.base.units import NANOS_PER_MILLI, nanos, seconds
+from headrace.measure.bench.event_loop import event_loop_factory
 from headrace.measure.bench.formats import BodyOptions, Conversation, Format
 from headrace.measure.bench.http_client import Exchange, HttpClient, Target
 from headrace.measure.bench.timer import Alarm
@@ -85,7 +85,7 @@ def run_load(
     gc.freeze()
     gc.disable()  # a collection in the middle of a run would be a stall of the client's own
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
             return runner.run(drive())
     finally:
         gc.enable()
@@ -109,7 +109,7 @@ def wait_until_ready(workload: Workload, options: LoadOptions, *, timeout_s: flo
                 return record
             await asyncio.sleep(_READY_PERIOD_S)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         record = runner.run(ask())
     if record.error:
         raise ConfigurationError(f"{options.url} does not answer the first request: {record.error}: {record.error_detail}")

@@ -208,6 +208,9 @@ class NativeOps:
     def draw(self, logits: Floats, draws: list[tuple[int, int, float, int, float, float, float]]) -> list[int]:
         return self._engine.draw(logits, draws)
 
+    def tell(self, logits: Floats, tokens: list[int], num_top: int) -> list[tuple[float, int, list[int], list[float]]]:
+        return self._engine.tell(logits, tokens, num_top)
+
     def copy_blocks(self, kv: _kernels.Cache, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
             kv.copy_block(source, target)

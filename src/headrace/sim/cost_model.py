@@ -1,0 +1,221 @@
+"""CostModel: one engine's file for rehearsals, and the durations that follow from it.
+
+The one door to `sim/cost/`: reads what `headrace calibrate` wrote or a person described, and makes a `StepCost` of it.
+Refuses steps beyond what was fitted, unless it is told to extrapolate; knows how far its numbers may be off.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import resources
+
+import msgspec
+
+from headrace.base.clock import Nanos
+from headrace.base.errors import ConfigurationError, nearest
+from headrace.engine.mind.config import SchedulerConfig
+from headrace.engine.mind.step import StepPlan
+from headrace.sim.cost.curves import curves_of, was_measured
+from headrace.sim.cost.deployments import Deviation, deviation_of, half_width_90, measured_models
+from headrace.sim.cost.fitted_steps import FittedSteps
+from headrace.sim.cost.gpu import GpuStepModel, Precision, Tuning
+from headrace.sim.cost.shape import ModelShape, shape_from_config
+from headrace.sim.cost.step_size import StepSize, step_size
+from headrace.sim.front_end import FrontEndCost
+from headrace.sim.step_cost import LinearStepCost, StepCost
+from headrace.specs.device import device
+from headrace.specs.parallel import ParallelSpec
+
+_Z_90 = 1.6449
+"""Standard deviations on each side that hold 90 % of a normal distribution."""
+
+
+class FittedRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The largest steps that a fit has seen."""
+
+    max_tokens: int
+    max_decodes: int
+    max_context_per_sequence: int
+
+    def refusal(self, size: StepSize) -> str | None:
+        """Why a step lies outside; None where it does not."""
+        if size.num_tokens > self.max_tokens:
+            return f"a step of {size.num_tokens} tokens; the cost model was fitted up to {self.max_tokens}"
+        if size.num_decodes > self.max_decodes:
+            return f"{size.num_decodes} sequences decoding at once; the cost model was fitted up to {self.max_decodes}"
+        contexts = ((size.decode_context, size.num_decodes), (size.chunk_context, size.num_chunks))
+        for context, count in contexts:
+            if count and context / count > self.max_context_per_sequence:
+                return (
+                    f"{context / count:.0f} tokens of context per sequence; "
+                    f"the cost model was fitted up to {self.max_context_per_sequence}"
+                )
+        return None
+
+
+class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model on GPUs that need not be here."""
+
+    device: str
+    """A name of `specs/devices.toml`, such as h200_sxm."""
+    model: str = ""
+    """A name of `sim/cost/models.json`, such as deepseek-r1; or give `shape`."""
+    shape: ModelShape | None = None
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    precision: Precision = Precision()
+    tuning: Tuning | None = None
+    """Factors of your own, in place of what is known of deployments like this one."""
+    backend: str = ""
+    """vllm, sglang or trtllm: whose measured deployments to resemble; empty for the kernels alone."""
+
+    def step_model(self) -> GpuStepModel:
+        """Raises ConfigurationError where a name is not known or a curve was not measured."""
+        return GpuStepModel(
+            shape=self.shape or known_shape(self.model),
+            device=device(self.device),
+            curves=curves_of(self.device),
+            parallel=ParallelSpec(
+                tensor_parallel_size=self.tensor_parallel_size,
+                data_parallel_size=self.data_parallel_size,
+                pipeline_parallel_size=self.pipeline_parallel_size,
+                expert_parallel_size=self.expert_parallel_size,
+            ),
+            precision=self.precision,
+            tuning=self.tuning or Tuning(),
+        )
+
+    @property
+    def deviation(self) -> Deviation | None:
+        """What deployments like it showed beside the kernels; None where none was measured, or where `tuning` is given."""
+        if self.tuning is not None:
+            return None
+        has_experts = (self.shape or known_shape(self.model)).has_experts
+        dtype = self.precision.experts if has_experts else self.precision.gemm
+        return deviation_of(self.model, self.backend, device(self.device).architecture, dtype)
+
+    @property
+    def half_width_90(self) -> float:
+        return half_width_90(
+            has_measured_model=self.model in measured_models(), has_measured_device=was_measured(self.device)
+        )
+
+    def step_us(self) -> Callable[[StepSize], float]:
+        """The time of a step, deviations included."""
+        model, deviation = self.step_model(), self.deviation
+        if deviation is None:
+            return model.step_us
+
+        def deviating(size: StepSize) -> float:
+            return model.step_us(size) * deviation.factor(size.num_sequences)
+
+        return deviating
+
+
+class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine in rehearsal: what its mind may do, how long its steps take, and what stands before it.
+
+    A file of it is TOML or JSON. At most one of `cost` (stated), `steps` (measured here) and `gpu` (from published curves).
+    """
+
+    scheduler: SchedulerConfig = SchedulerConfig(max_model_len=32_768, num_blocks=65_536)
+    cost: dict[str, int] = {}
+    """Fields of `LinearStepCost`."""
+    steps: FittedSteps | None = None
+    gpu: GpuDeployment | None = None
+    front_end: FrontEndCost = FrontEndCost()
+    fitted: FittedRange | None = None
+    """What `steps` is good for."""
+    speed_spread: float = 0.0
+    """Standard deviation of the logarithm of the machine's speed from one short run to the next."""
+    extrapolate: bool = False
+    """Answer for steps beyond what was fitted, too."""
+    about: dict[str, str] = {}
+    """Where the numbers are from; for people."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("cost", "steps", "gpu") if getattr(self, name)]
+        if len(given) > 1:
+            raise ConfigurationError(f"an engine's steps have one cost, not {' and '.join(given)}: leave out all but one")
+
+    def step_cost(self, *, speed: float = 1.0) -> StepCost:
+        """`speed` 1.1: a machine 10 % faster than the fitted one."""
+        if self.gpu is not None:
+            return ModelledStepCost(self.gpu.step_us(), None, speed)
+        if self.steps is not None:
+            return ModelledStepCost(self.steps.step_us, None if self.extrapolate else self.fitted, speed)
+        try:
+            linear = LinearStepCost(**self.cost)
+        except TypeError as error:
+            raise ConfigurationError(f"[cost] {error}") from None
+        return linear
+
+    @property
+    def speeds_90(self) -> tuple[float, float]:
+        """The slowest and the fastest machine to expect nine times in ten."""
+        reach = math.exp(self.gpu.half_width_90 if self.gpu is not None else _Z_90 * self.speed_spread)
+        return 1 / reach, reach
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it knows how far it may be off."""
+        return self.gpu is not None or self.speed_spread > 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of its predictions must know."""
+        if self.gpu is not None and not was_measured(self.gpu.device):
+            return (f"extrapolated: no kernel of {device(self.gpu.device).title} was measured, a relative's stand in",)
+        return ()
+
+
+class ModelledStepCost:
+    """A `StepCost` of a function of a step's size. Raises ConfigurationError for steps beyond `fitted`."""
+
+    def __init__(self, step_us: Callable[[StepSize], float], fitted: FittedRange | None, speed: float) -> None:
+        self._step_us = step_us
+        self._fitted = fitted
+        self._nanos_per_us = 1e3 / speed
+
+    def __call__(self, plan: StepPlan) -> Nanos:
+        return self.of(step_size(plan))
+
+    def decode_run(self, starts: Sequence[int], num_steps: int) -> list[int]:
+        """The durations of successive steps that each compute one token of each sequence, the first at `starts`: as if each
+        were asked for."""
+        count, context = len(starts), sum(starts) + len(starts)
+        return [
+            self.of(StepSize(num_decodes=count, decode_context=context + count * index, num_samples=count))
+            for index in range(num_steps)
+        ]
+
+    def of(self, size: StepSize) -> Nanos:
+        if self._fitted is not None and (reason := self._fitted.refusal(size)) is not None:
+            raise ConfigurationError(f"{reason}: fit further, make steps smaller, or set extrapolate = true")
+        return Nanos(max(1, round(self._step_us(size) * self._nanos_per_us)))
+
+
+def read_engine(content: bytes, *, is_json: bool) -> EngineModel:
+    """Raises ConfigurationError where the content describes no engine."""
+    decode = msgspec.json.decode if is_json else msgspec.toml.decode
+    try:
+        return decode(content, type=EngineModel)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"it describes no engine: {error}") from None
+
+
+@cache
+def _known_configs() -> dict[str, dict[str, object]]:
+    content = resources.files("headrace.sim.cost").joinpath("models.json").read_bytes()
+    found: dict[str, dict[str, object]] = msgspec.json.decode(content)["models"]
+    return found
+
+
+def known_shape(name: str) -> ModelShape:
+    """The shape of a public model by its short name. Raises ConfigurationError where it is not among them."""
+    configs = _known_configs()
+    if name not in configs:
+        raise ConfigurationError(f"no model is called {name!r}{nearest(name, configs)}; known are {', '.join(configs)}")
+    return shape_from_config(configs[name], name)

@@ -1,0 +1,43 @@
+"""FrontEnd: what stands between clients and the mind, as a resource of its own: one process that reads requests, makes
+tokens of text, and sends what comes out. Knows how long it is busy; knows no HTTP.
+
+It works on one thing at a time, so it saturates: chunks of many streams queue behind one another, and behind new requests.
+"""
+
+import msgspec
+
+from headrace.base.clock import Nanos
+
+
+class FrontEndCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Microseconds; the defaults cost nothing."""
+
+    request_us: float = 0.0
+    """To read a request and hand it to the engine."""
+    prompt_token_us: float = 0.0
+    """More of it for each token of the prompt."""
+    chunk_us: float = 0.0
+    """Of one process's time for each chunk that goes out."""
+    latency_us: float = 0.0
+    """From the end of a step to the first chunk at its client, when nothing else waits."""
+
+
+NO_FRONT_END = FrontEndCost()
+
+
+class FrontEnd:
+    def __init__(self, cost: FrontEndCost) -> None:
+        self._cost = cost
+        self._busy_until = 0.0
+
+    def accept(self, now: Nanos, num_prompt_tokens: int) -> Nanos:
+        """When the mind sees a request that its client sends now."""
+        cost = self._cost
+        self._busy_until = max(self._busy_until, now) + (cost.request_us + cost.prompt_token_us * num_prompt_tokens) * 1e3
+        return Nanos(round(self._busy_until))
+
+    def deliver(self, now: Nanos) -> Nanos:
+        """When a client has a chunk that the engine gives now."""
+        cost = self._cost
+        self._busy_until = max(self._busy_until, now) + cost.chunk_us * 1e3
+        return Nanos(round(self._busy_until + cost.latency_us * 1e3))
