@@ -14,7 +14,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.evicted: list[BlockId] = []
-        self.pool = BlockPool(NUM_BLOCKS, self.evicted.append)
+        self.pool = BlockPool(NUM_BLOCKS, self.evicted.extend)
         self.references: dict[BlockId, int] = {}
         self.retained: set[BlockId] = set()
         self.evictable: list[BlockId] = []  # in order of release
@@ -59,7 +59,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         block_id = data.draw(st.sampled_from(sorted([*self.references, *self.evictable])))
-        self.pool.share(block_id)
+        self.pool.share([block_id])
         if block_id in self.evictable:
             self.evictable.remove(block_id)
         self.references[block_id] = self.references.get(block_id, 0) + 1
@@ -82,7 +82,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
         block_id = data.draw(st.sampled_from(sorted(self.references)))
-        self.pool.retain(block_id)
+        self.pool.retain([block_id])
         self.retained.add(block_id)
 
     @precondition(lambda self: self.retained)

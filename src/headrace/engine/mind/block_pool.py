@@ -15,7 +15,7 @@ is evicted is never chosen by where it lies.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.base.ids import BlockId
 
@@ -24,9 +24,9 @@ EXTENT_BLOCKS = 16
 
 
 class BlockPool:
-    """`on_evict` is told each retained block that is about to be given to somebody else."""
+    """`on_evict` is told the retained blocks that are about to be given to somebody else."""
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[BlockId], None]) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[Sequence[BlockId]], None]) -> None:
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.num_evictions = 0
@@ -61,8 +61,9 @@ class BlockPool:
     def is_retained(self, block_id: BlockId) -> bool:
         return bool(self._retained[block_id])
 
-    def is_evictable(self, block_id: BlockId) -> bool:
-        return block_id in self._evictable
+    def num_evictable_of(self, block_ids: Sequence[BlockId]) -> int:
+        """How many of them nobody holds."""
+        return list(map(self._reference_counts.__getitem__, block_ids)).count(0)
 
     def allocate(self, count: int, *, after: BlockId | None = None) -> list[BlockId]:
         """`count` blocks with one reference each and content that means nothing. The caller has checked that they exist.
@@ -72,36 +73,44 @@ class BlockPool:
         assert count <= self.num_available, f"asked for {count} blocks of {self.num_available}"
         taken: list[BlockId] = []
         while len(taken) < count and self._num_free:
-            after = self._take_free(after)
-            taken.append(after)
-        # Released from a sequence's end to its beginning, they come in falling order.
-        taken += sorted(self._evict() for _ in range(count - len(taken)))
+            begin = self._begin_of_run(after)
+            taken += self._take_run(begin, count - len(taken))
+            after = taken[-1]
+        if len(taken) < count:
+            # Released from a sequence's end to its beginning, they come in falling order.
+            taken += sorted(self._evict(count - len(taken)))
+        counts = self._reference_counts
         for block_id in taken:
-            self._reference_counts[block_id] = 1
+            counts[block_id] = 1
         return taken
 
-    def share(self, block_id: BlockId) -> None:
-        """One more holder, of a block that is held or evictable."""
-        if self._reference_counts[block_id] == 0:
-            del self._evictable[block_id]
-        self._reference_counts[block_id] += 1
+    def share(self, block_ids: Iterable[BlockId]) -> None:
+        """One more holder each, of blocks that are held or evictable."""
+        counts = self._reference_counts
+        for block_id in block_ids:
+            if counts[block_id] == 0:
+                del self._evictable[block_id]
+            counts[block_id] += 1
 
     def release(self, block_ids: Iterable[BlockId]) -> None:
         """One holder fewer each. What nobody holds becomes evictable if retained, in the order given, else free."""
+        counts, retained, evictable = self._reference_counts, self._retained, self._evictable
         for block_id in block_ids:
-            count = self._reference_counts[block_id] - 1
+            count = counts[block_id] - 1
             assert count >= 0, f"block {block_id} released more often than held"
-            self._reference_counts[block_id] = count
+            counts[block_id] = count
             if count == 0:
-                if self._retained[block_id]:
-                    self._evictable[block_id] = None
+                if retained[block_id]:
+                    evictable[block_id] = None
                 else:
                     self._put_free(block_id)
 
-    def retain(self, block_id: BlockId) -> None:
-        """The content of a referenced block is worth keeping after its last release."""
-        assert self._reference_counts[block_id] > 0, f"block {block_id} has no holder whose content could be kept"
-        self._retained[block_id] = 1
+    def retain(self, block_ids: Iterable[BlockId]) -> None:
+        """The content of referenced blocks is worth keeping after their last release."""
+        counts, retained = self._reference_counts, self._retained
+        for block_id in block_ids:
+            assert counts[block_id] > 0, f"block {block_id} has no holder whose content could be kept"
+            retained[block_id] = 1
 
     def drop(self, block_id: BlockId) -> None:
         """The content is worth nothing any more. Who holds the block goes on holding it."""
@@ -129,16 +138,23 @@ class BlockPool:
             assert not (is_free and self._retained[block_id]), f"block {block_id} is free and retained"
             assert not is_evictable or self._retained[block_id], f"block {block_id} is evictable but not retained"
 
-    def _take_free(self, after: BlockId | None) -> BlockId:
-        """One free block, of which there are some."""
+    def _begin_of_run(self, after: BlockId | None) -> BlockId:
+        """A free block, of which there are some: the one behind `after`, else where the longest stretch begins."""
         behind = after + 1 if after is not None else self.num_blocks
-        block_id = (
-            BlockId(behind) if behind < self.num_blocks and self._is_free[behind] else self._begin_of_longest_stretch()
-        )
-        self._is_free[block_id] = 0
-        self._num_free -= 1
-        self._count_extent(block_id // EXTENT_BLOCKS, -1)
-        return block_id
+        return BlockId(behind) if behind < self.num_blocks and self._is_free[behind] else self._begin_of_longest_stretch()
+
+    def _take_run(self, begin: BlockId, most: int) -> list[BlockId]:
+        """Free neighbours from `begin` on, of one extent."""
+        extent = begin // EXTENT_BLOCKS
+        end = min(begin + most, (extent + 1) * EXTENT_BLOCKS, self.num_blocks)
+        held = self._is_free.find(0, begin, end)
+        if held >= 0:
+            end = held
+        count = end - begin
+        self._is_free[begin:end] = bytes(count)
+        self._num_free -= count
+        self._count_extent(extent, -count)
+        return [BlockId(index) for index in range(begin, end)]
 
     def _put_free(self, block_id: BlockId) -> None:
         self._is_free[block_id] = 1
@@ -159,9 +175,13 @@ class BlockPool:
         begin = self._is_free.index(b"\1" * longest, extent * EXTENT_BLOCKS)
         return BlockId(begin)
 
-    def _evict(self) -> BlockId:
-        block_id, _ = self._evictable.popitem(last=False)
-        self._retained[block_id] = 0
-        self.num_evictions += 1
-        self._on_evict(block_id)
-        return block_id
+    def _evict(self, count: int) -> list[BlockId]:
+        take, retained = self._evictable.popitem, self._retained
+        evicted = []
+        for _ in range(count):
+            block_id, _ = take(last=False)
+            retained[block_id] = 0
+            evicted.append(block_id)
+        self.num_evictions += count
+        self._on_evict(evicted)
+        return evicted
