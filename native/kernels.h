@@ -8,14 +8,28 @@
 
 namespace headrace {
 
-// How a tile of sixteen output columns is held. K is contiguous; blocks are of 32 along K, padded to an even number.
-//   Q4_0  pair of blocks: 2 x 16 half scales, then 2 x 256 bytes of nibbles
-//   Q4_1  block: 16 half scales, 16 half minima, 256 bytes of nibbles
-//   Q8_0  pair of blocks: 2 x 16 half scales, then 2 x 512 bytes, each the weight + 128
+// How a tile of sixteen output columns is held: units of blocks of 32 along K, one behind another. `packing.h` makes them.
+//   Q4_0  two blocks: 2 x 16 half scales, then 2 x nibbles
+//   Q4_1  a block: 16 half scales, 16 half minima, nibbles
+//   Q5_0  two blocks: 2 x 16 half scales, then 2 x (nibbles, fifth bits)
+//   Q5_1  a block: 16 half scales, 16 half minima, nibbles, fifth bits
+//   Q8_0  two blocks: 2 x 16 half scales, then 2 x bytes
+//   Q4_K  eight blocks: 16 half scales, 16 half minima, 8 x 16 bytes that multiply the scales, 8 x 16 that multiply the
+//         minima (six bits each in the file), then 8 x nibbles
+//   Q5_K  as Q4_K, then 8 x (nibbles, fifth bits)
+//   Q6_K  eight blocks: 16 half scales, 32 bytes unused, 8 x 2 x 16 signed bytes that multiply the scales (of either half of
+//         a block), then 8 x (nibbles, two of pairs)
+//   I4    a block: nibbles; behind all blocks, for each group of blocks, 16 scales in two or four bytes
+//   I4_Z  as I4, and behind the scales 16 bytes of zero points for each group
+//   I8    a block: bytes; behind all blocks 16 float32 scales, of whole columns
+//   F16, F32  [K][16]
 //   BF16  [K / 2][16][2]
-//   F32   [K][16]
-// Of 256 nibble bytes, byte (j * 16 + column) * 4 + i holds k = 4 j + i below and k = 16 + 4 j + i above.
-enum class Format : uint8_t { Q4_0, Q4_1, Q8_0, BF16, F32 };
+// Of a block's 512 numbers the byte (j * 16 + column) * 4 + i holds k = 4 j + i: all eight bits of it, biased by 128 (bytes,
+// 512 of them); its low four bits (nibbles, 256 bytes: j + 4 shares a byte with j and lies above it); bit j of 64 bytes
+// is its fifth bit; bits 2 (j % 4) of 64 bytes, another 64 from j = 4 on, are its fifth and sixth (pairs).
+enum class Format : uint8_t { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, I4, I4_Z, I8, F16, BF16, F32 };
+
+enum class ScaleType : uint8_t { F16, BF16, F32 };
 
 constexpr int kTileColumns = 16;
 constexpr int kBlock = 32;
@@ -25,6 +39,8 @@ struct Tile {
     int32_t column;       // the first output column
     int16_t num_columns;  // 1 to 16
     Format format;
+    uint8_t group_blocks;  // I4: blocks of a group, 1, 2 or 4
+    ScaleType scale_type;  // I4: of a group
 };
 
 struct LinearView {
@@ -37,14 +53,20 @@ struct LinearView {
 
 // One projection's input rows, prepared once and read by every tile. Rows are cut into groups of at most
 // Kernels::max_group rows; a group that starts at row g and has R rows holds, for block b and its row r:
-//   int8    (g * num_blocks + b * R + r) * 32: 32 bytes;   scales, negative_sums, scaled_sums at g * num_blocks + b * R + r
+//   int8    (g * num_blocks + b * R + r) * 32: 32 bytes, of which `scales` says what they are multiples of;
+//           scales, negative_sums, first_sums (minus the sum of the first sixteen), scaled_sums at g * num_blocks + b * R + r
+//   whole_int8  likewise, but multiples of one scale for the whole row: whole_scales, whole_sums (negative) at g + r
 //   bf16    (g * num_pairs + j * R + r) * 2: two neighbours along K
 //   floats  g * num_in_padded + k * R + r
 struct Activations {
     int8_t* int8;
     float* scales;
     int32_t* negative_sums;
+    int32_t* first_sums;
     float* scaled_sums;
+    int8_t* whole_int8;
+    float* whole_scales;
+    int32_t* whole_sums;
     float* floats;
     uint16_t* bf16;
 };
@@ -123,6 +145,7 @@ struct Kernels {
     bool has_bf16_products;
 
     void (*prepare_int8)(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to);
+    void (*prepare_whole_int8)(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to);
     void (*prepare_floats)(const float* x, int num_in, RowGroup group, int row, int padded, Activations to);
     void (*prepare_bf16)(const float* x, int num_in, RowGroup group, int row, int padded, Activations to);
     void (*linear)(const LinearView&, const Activations&, bool bf16, const RowGroup*, int, int first_tile, int end_tile,

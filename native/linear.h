@@ -19,8 +19,14 @@ class Linear {
     int num_in = 0, num_out = 0;
     std::vector<Tile> tiles;
     std::vector<float> bias;
-    bool has_quantized = false, has_bf16 = false, has_floats = false;
+    bool has_blocks = false, has_bytes = false, has_bf16 = false, has_floats = false;  // what its rows are prepared as
 
+    void add_kind(Format format) {
+        if (needs_blocks(format)) has_blocks = true;
+        else if (format == Format::I8) has_bytes = true;
+        else if (format == Format::BF16) has_bf16 = true;
+        else has_floats = true;
+    }
     LinearView view() const {
         return {tiles.data(), int32_t(tiles.size()), num_in, padded_blocks(num_in), bias.empty() ? nullptr : bias.data()};
     }
@@ -42,9 +48,14 @@ class LinearLoader {
 
     // The parts stacked. In two steps, so that the caller may let go of its interpreter for the second, the long one.
     // Raises std::invalid_argument where sizes contradict one another.
+    struct Row {
+        const Storage* storage;
+        TileKind kind;
+        const uint8_t* data;
+    };
     struct Unpacked {
         std::unique_ptr<Linear> linear;
-        std::vector<const uint8_t*> rows;
+        std::vector<Row> rows;
     };
     Unpacked lay_out(const std::vector<StoredRows>& parts, int num_in, const float* bias, size_t bias_size);
     std::unique_ptr<Linear> pack(Unpacked unpacked);

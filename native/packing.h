@@ -1,6 +1,7 @@
 // How the rows of a checkpoint become tiles of sixteen output columns; kernels.h draws the tiles.
 //
-// Knows storage formats, in the file and in a tile. Does not know threads or whose memory a tile lies in.
+// Knows storage formats, in the file (`headrace/engine/ops/dequantize.py` says what their bytes mean) and in a tile. Does not
+// know threads or whose memory a tile lies in. Nothing is rounded on the way: a tile holds the file's own integers and scales.
 #pragma once
 
 #include <cstddef>
@@ -11,19 +12,42 @@
 
 namespace headrace {
 
-// By the name that the storage format has in GGUF; raises std::invalid_argument where no kernel takes it.
-Format format_of(const std::string& storage);
+// How a row lies in a file: blocks of so many numbers in so many bytes, behind a head.
+struct Storage {
+    const char* name;
+    Format format;
+    int block_numbers, block_bytes, head_bytes;
 
-// Whether rows that meet it are rounded to int8.
-bool is_quantized(Format format);
+    // Raises std::invalid_argument where such rows would not be whole blocks.
+    size_t row_bytes(int num_in) const;
+};
+
+// By the name that `STORAGE_BLOCKS` gives it; raises std::invalid_argument where no kernel takes it.
+const Storage& storage_of(const std::string& name);
+
+// What rows that share a tile have in common.
+struct TileKind {
+    Format format;
+    uint8_t group_blocks = 0;
+    ScaleType scale_type = ScaleType::F32;
+
+    bool operator==(const TileKind& other) const {
+        return format == other.format && group_blocks == other.group_blocks && scale_type == other.scale_type;
+    }
+};
+
+// The kind of tile that these rows need: the shortest scales that hold theirs exactly, zero points only where some are not 8.
+TileKind tile_kind(const Storage& storage, const uint8_t* rows, size_t num_rows, int num_in);
+
+// Whether rows that meet it are rounded to int8 by blocks.
+bool needs_blocks(Format format);
 
 // Blocks of 32 along K, padded to an even number.
 int padded_blocks(int num_in);
 
-size_t row_bytes(Format format, int num_in);   // of a row as the file has it; 0 if it cannot have whole rows of that size
-size_t tile_bytes(Format format, int num_in);  // of sixteen rows as a tile has them
+size_t tile_bytes(const TileKind& kind, int num_in);
 
 // One row's share of a tile that was all zeros.
-void pack_row(Format format, const uint8_t* row, int num_in, int column, uint8_t* tile);
+void pack_row(const Storage& storage, const TileKind& kind, const uint8_t* row, int num_in, int column, uint8_t* tile);
 
 }  // namespace headrace

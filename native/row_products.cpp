@@ -35,7 +35,8 @@ RowProducts::Preparation RowProducts::preparation(const Matrix& x, const Norm& n
     const bool halves = weight.has_bf16 || (other && other->has_bf16);
     Preparation how{};
     how.norm = norm;
-    how.int8 = weight.has_quantized || (other && other->has_quantized);
+    how.int8 = weight.has_blocks || (other && other->has_blocks);
+    how.whole_int8 = weight.has_bytes || (other && other->has_bytes);
     how.pairs = halves && bf16 && kernels_.has_bf16_products;
     how.floats = weight.has_floats || (other && other->has_floats) || (halves && !how.pairs);
     how.num_in = weight.num_in;
@@ -47,8 +48,9 @@ RowProducts::Preparation RowProducts::preparation(const Matrix& x, const Norm& n
 
 size_t RowProducts::Preparation::num_bytes() const {
     const size_t blocks = num_rows * size_t(num_blocks), numbers = num_rows * size_t(padded);
-    const size_t for_int8 = int8 ? whole_lines(blocks * kBlock) + 3 * whole_lines(blocks * 4) : 0;
-    return for_int8 + (pairs ? whole_lines(numbers * 2) : 0) + (floats ? whole_lines(numbers * 4) : 0);
+    const size_t for_int8 = int8 ? whole_lines(blocks * kBlock) + 4 * whole_lines(blocks * 4) : 0;
+    const size_t for_whole = whole_int8 ? whole_lines(blocks * kBlock) + 2 * whole_lines(num_rows * 4) : 0;
+    return for_int8 + for_whole + (pairs ? whole_lines(numbers * 2) : 0) + (floats ? whole_lines(numbers * 4) : 0);
 }
 
 Activations RowProducts::Preparation::laid_out(uint8_t* memory) const {
@@ -63,7 +65,13 @@ Activations RowProducts::Preparation::laid_out(uint8_t* memory) const {
         a.int8 = (int8_t*)next(blocks * kBlock);
         a.scales = (float*)next(blocks * 4);
         a.negative_sums = (int32_t*)next(blocks * 4);
+        a.first_sums = (int32_t*)next(blocks * 4);
         a.scaled_sums = (float*)next(blocks * 4);
+    }
+    if (whole_int8) {
+        a.whole_int8 = (int8_t*)next(blocks * kBlock);
+        a.whole_scales = (float*)next(num_rows * 4);
+        a.whole_sums = (int32_t*)next(num_rows * 4);
     }
     if (pairs) a.bf16 = (uint16_t*)next(numbers * 2);
     if (floats) a.floats = (float*)next(numbers * 4);
@@ -83,21 +91,17 @@ void RowProducts::prepare(const Matrix& x, int first_row, int end_row, const Pre
             from = normed;
         }
         if (how.int8) kernels_.prepare_int8(from, how.num_in, how.num_blocks, group, r, to);
+        if (how.whole_int8) kernels_.prepare_whole_int8(from, how.num_in, how.num_blocks, group, r, to);
         if (how.pairs) kernels_.prepare_bf16(from, how.num_in, group, r, how.padded, to);
         if (how.floats) kernels_.prepare_floats(from, how.num_in, group, r, how.padded, to);
     }
 }
 
-// Groups of rows: as large as the kernels take, then what is left in at most three more.
+// Groups of rows, as large as the kernels take.
 void RowProducts::cut_into_groups(int num_rows) {
-    static const int kSizes[] = {16, 12, 8, 6, 4, 3, 2, 1};
     groups_.clear();
-    for (int first = 0; first < num_rows;) {
-        const int left = std::min(num_rows - first, kernels_.max_group);
-        const int size = *std::find_if(std::begin(kSizes), std::end(kSizes), [&](int candidate) { return candidate <= left; });
-        groups_.push_back({first, size});
-        first += size;
-    }
+    for (int first = 0; first < num_rows; first += kernels_.max_group)
+        groups_.push_back({first, std::min(num_rows - first, kernels_.max_group)});
 }
 
 template <class What>

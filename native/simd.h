@@ -92,6 +92,12 @@ INLINE F outside_to_minus_infinity(F x, int first, int end) {
     return {_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), inside, x.v)};
 }
 INLINE F load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+INLINE F load_signed_bytes(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+INLINE F load_unsigned_bytes(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
 INLINE F load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
@@ -124,13 +130,18 @@ INLINE I iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 INLINE F to_float(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
 INLINE I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 
-// 32 floats to int8 by `inverse`, their sum returned.
-INLINE int32_t quantize32(F x, F y, float inverse, int8_t* out) {
+// The sums of sixteen numbers and of the sixteen behind them.
+struct HalfSums {
+    int32_t first, second;
+};
+
+// 32 floats to int8 by `inverse`, their sums returned.
+INLINE HalfSums quantize32(F x, F y, float inverse, int8_t* out) {
     const __m512 scale = _mm512_set1_ps(inverse);
     const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(x.v, scale)), b = _mm512_cvtps_epi32(_mm512_mul_ps(y.v, scale));
     _mm_storeu_si128((__m128i*)out, _mm512_cvtsepi32_epi8(a));
     _mm_storeu_si128((__m128i*)(out + 16), _mm512_cvtsepi32_epi8(b));
-    return _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+    return {_mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b)};
 }
 
 // 64 weight bytes: 16 columns of four neighbours along K.
@@ -140,6 +151,12 @@ struct B {
 INLINE B load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 INLINE B low_nibbles(B x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
 INLINE B high_nibbles(B x) { return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(15))}; }
+// Each byte's bits above, moved up by kUp (down, if negative), where kMask has ones; the bytes of `low` elsewhere.
+template <int kUp, int kMask>
+INLINE B with_bits(B low, B above) {
+    const __m512i moved = kUp >= 0 ? _mm512_slli_epi16(above.v, unsigned(kUp)) : _mm512_srli_epi16(above.v, unsigned(-kUp));
+    return {_mm512_ternarylogic_epi32(low.v, moved, _mm512_set1_epi8(kMask), 0xF8)};  // low | moved & mask
+}
 INLINE I dot_nibbles(I sum, B weights, const int8_t* four) {
     int32_t a;
     std::memcpy(&a, four, 4);
@@ -227,6 +244,16 @@ INLINE F load_half(const uint16_t* p) {
     return load(lanes);
 #endif
 }
+INLINE F load_signed_bytes(const uint8_t* p) {
+    float lanes[16];
+    for (int i = 0; i < 16; ++i) lanes[i] = float(int8_t(p[i]));
+    return load(lanes);
+}
+INLINE F load_unsigned_bytes(const uint8_t* p) {
+    float lanes[16];
+    for (int i = 0; i < 16; ++i) lanes[i] = float(p[i]);
+    return load(lanes);
+}
 INLINE F load_bf16(const uint16_t* p) {
     float lanes[16];
     for (int i = 0; i < 16; ++i) lanes[i] = bf16_to_float(p[i]);
@@ -259,19 +286,22 @@ INLINE I iset1(int32_t x) { return {Int8x32{} + x, Int8x32{} + x}; }
 INLINE F to_float(I x) { return {__builtin_convertvector(x.a, Float8), __builtin_convertvector(x.b, Float8)}; }
 INLINE I add(I a, I b) { return {a.a + b.a, a.b + b.b}; }
 
-INLINE int32_t quantize32(F x, F y, float inverse, int8_t* out) {
+struct HalfSums {
+    int32_t first, second;
+};
+INLINE HalfSums quantize32(F x, F y, float inverse, int8_t* out) {
     float lanes[32];
     store(lanes, x);
     store(lanes + 16, y);
-    int32_t sum = 0;
+    int32_t sums[2] = {0, 0};
     for (int i = 0; i < 32; ++i) {
         const float scaled = lanes[i] * inverse;
         // Not a number, or beyond what int8 holds, happens where the scale is not finite: the scale tells of it.
         const int32_t q = scaled >= -127.5f && scaled <= 127.5f ? int32_t(std::nearbyint(scaled)) : 0;
         out[i] = int8_t(q);
-        sum += q;
+        sums[i / 16] += q;
     }
-    return sum;
+    return {sums[0], sums[1]};
 }
 
 #if defined(__AVX2__)
@@ -288,6 +318,15 @@ INLINE B low_nibbles(B x) {
 INLINE B high_nibbles(B x) {
     const __m256i m = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
+}
+template <int kUp, int kMask>
+INLINE __m256i with_bits32(__m256i low, __m256i above) {
+    const __m256i moved = kUp >= 0 ? _mm256_slli_epi16(above, kUp >= 0 ? kUp : 0) : _mm256_srli_epi16(above, kUp >= 0 ? 0 : -kUp);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(kMask)));
+}
+template <int kUp, int kMask>
+INLINE B with_bits(B low, B above) {
+    return {with_bits32<kUp, kMask>(low.a, above.a), with_bits32<kUp, kMask>(low.b, above.b)};
 }
 INLINE Int8x32 dot32(Int8x32 sum, __m256i unsigned_bytes, __m256i signed_bytes) {
     const __m256i pairs = _mm256_maddubs_epi16(unsigned_bytes, signed_bytes);
@@ -325,6 +364,12 @@ INLINE B low_nibbles(B x) {
 INLINE B high_nibbles(B x) {
     for (int i = 0; i < 64; ++i) x.v[i] >>= 4;
     return x;
+}
+template <int kUp, int kMask>
+INLINE B with_bits(B low, B above) {
+    for (int i = 0; i < 64; ++i)
+        low.v[i] |= (kUp >= 0 ? above.v[i] << (kUp >= 0 ? kUp : 0) : above.v[i] >> (kUp >= 0 ? 0 : -kUp)) & kMask;
+    return low;
 }
 INLINE I dot_nibbles(I sum, B weights, const int8_t* four) {
     int32_t lanes[16];

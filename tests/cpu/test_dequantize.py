@@ -14,8 +14,8 @@ from headrace.engine.ops.iq_grids import grid
 from headrace.engine.ops.storage import STORAGE_BLOCKS, row_bytes, storage_bytes
 
 QUANTISED = [name for name, block in STORAGE_BLOCKS.items() if block.num_elements > 1]
-WITHOUT_ORACLE = {"Q1_0", "Q2_0", "Q8_K"}
-"""Formats that ggml defines and the gguf package cannot dequantise."""
+WITHOUT_ORACLE = {"Q1_0", "Q2_0", "Q8_K", "INT4_G32", "INT4_G64", "INT4_G128"}
+"""Formats that ggml defines and the gguf package cannot dequantise, and those that are not ggml's."""
 
 
 def _raw(array: npt.NDArray[Any]) -> memoryview:
@@ -72,6 +72,23 @@ def test_every_format_that_the_gguf_package_knows_is_known_here() -> None:
 
 def _halves(*values: float) -> npt.NDArray[np.uint8]:
     return np.array(values, "<f2").view(np.uint8)
+
+
+def test_a_group_of_integers_is_a_scale_a_zero_point_and_nibbles() -> None:
+    nibbles = np.arange(16, dtype=np.uint8) | 0xF0  # 0 to 15 below, all ones above
+    raw = np.concatenate([np.array([0.5], "<f4").view(np.uint8), np.array([9], np.uint8), nibbles])
+    got = dequantize("INT4_G32", _raw(raw), (32,))
+    assert np.array_equal(got, np.concatenate([(np.arange(16) - 9) * 0.5, np.full(16, 3.0)]))
+
+
+def test_rows_of_bytes_have_one_scale_each() -> None:
+    def row(scale: float, integers: list[int]) -> npt.NDArray[np.uint8]:
+        return np.concatenate([np.array([scale], "<f4").view(np.uint8), np.array(integers, np.int8).view(np.uint8)])
+
+    raw = np.concatenate([row(0.25, [-127, 0, 4]), row(2.0, [1, -1, 127])])
+    got = dequantize("INT8_CHANNEL", _raw(raw), (2, 3))
+    assert np.array_equal(got, np.array([[-31.75, 0, 1], [2, -2, 254]]))
+    assert storage_bytes("INT8_CHANNEL", (2, 3)) == 14
 
 
 def test_q1_0_is_a_sign_for_each_weight_and_one_scale() -> None:

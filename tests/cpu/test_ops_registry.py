@@ -51,9 +51,14 @@ def test_native_serves_quantised_checkpoints_that_it_keeps_as_stored() -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_a_format_without_a_kernel_goes_to_torch_and_says_so() -> None:
-    choice = choose(storages=frozenset({"Q6_K", "Q4_1"}))
-    assert (choice.name, choice.remark) == ("torch", "without the native kernels: they do not keep Q6_K as stored")
+    choice = choose(storages=frozenset({"Q3_K", "Q4_1"}))
+    assert (choice.name, choice.remark) == ("torch", "without the native kernels: they do not keep Q3_K as stored")
     assert choice.make(1).processor.startswith("torch-")
+
+
+@pytest.mark.usefixtures("kernels")
+def test_plain_tables_beside_quantised_projections_are_served_natively() -> None:
+    assert choose(storages=frozenset({"INT4_G128", "BF16"})).name == "native"
 
 
 @pytest.mark.usefixtures("kernels")
@@ -102,8 +107,8 @@ def test_with_neither_kernels_nor_torch_the_error_says_what_to_install(wanted: s
 
 @pytest.mark.usefixtures("kernels")
 def test_native_that_is_asked_for_holds_what_it_has_no_kernel_for_as_told() -> None:
-    choice = choose("native", dtype="bfloat16", storages=frozenset({"Q6_K", "F16", "Q4_1"}))
-    assert (choice.name, choice.remark) == ("native", "F16, Q6_K held as bfloat16")
+    choice = choose("native", dtype="bfloat16", storages=frozenset({"Q3_K", "F64", "Q4_1"}))
+    assert (choice.name, choice.remark) == ("native", "F64, Q3_K held as bfloat16")
     assert choice.make(1).dtype == "bfloat16"
 
 

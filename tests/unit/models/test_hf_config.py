@@ -153,7 +153,6 @@ CONFIG_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported"),
     ({"architectures": [], "model_type": "mamba"}, "'mamba' is not supported"),
     ({"num_local_experts": 8}, r"mixtures of experts are not supported \(num_local_experts: 8\)"),
-    ({"quantization_config": {"quant_method": "awq", "bits": 4}}, r"AWQ.*not supported \(quantization_config: awq\)"),
     ({"hidden_size": None}, "hidden_size is missing"),
     ({"hidden_size": "32"}, "hidden_size is '32'; a whole number is needed"),
     ({"hidden_size": 32.5}, "hidden_size is 32.5; a whole number is needed"),

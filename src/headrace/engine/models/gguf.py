@@ -133,6 +133,11 @@ class GgufFile:
         tensor = self.tensors[name]
         return self._shards[tensor.shard].file.view[tensor.offset : tensor.offset + tensor.num_bytes]
 
+    def stored_bytes(self) -> Iterator[memoryview]:
+        """Every tensor's bytes, in the order of their names."""
+        for name in sorted(self.tensors):
+            yield self.data(name)
+
     def release_pages(self) -> None:
         """Lets go of the memory that reading took; what is looked at again is read again."""
         for shard in self._shards:

@@ -83,8 +83,6 @@ _UNSUPPORTED_PARTS = {
     "num_local_experts": "mixtures of experts are",
     "num_experts": "mixtures of experts are",
     "n_routed_experts": "mixtures of experts are",
-    "quantization_config": "checkpoints quantised for Hugging Face (AWQ, GPTQ, FP8 and the like) are",
-    "compression_config": "compressed checkpoints are",
 }
 
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")

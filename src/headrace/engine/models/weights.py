@@ -28,6 +28,7 @@ from headrace.base.errors import CheckpointError
 from headrace.engine.models.fields import Fields
 from headrace.engine.models.gguf import GgufFile
 from headrace.engine.models.gguf_config import GgufModel, gguf_fields
+from headrace.engine.models.hf_quantization import QuantizedFiles, read_quantization
 from headrace.engine.models.registry import (
     HuggingFaceArchitecture,
     find_gguf,
@@ -82,6 +83,10 @@ class Checkpoint(Protocol):
         """The canonical name of every tensor that the spec asks for."""
         ...
 
+    def matrix_storages(self) -> frozenset[str]:
+        """How projections and tables are stored: keys of `STORAGE_BLOCKS`."""
+        ...
+
     def tensor(self, name: str) -> HostTensor:
         """By canonical name; raises CheckpointError where there is none of that name."""
         ...
@@ -120,8 +125,11 @@ def _open_hugging_face(folder: Path) -> "MappedCheckpoint":
     generation = _generation_config(folder)
     spec = spec_from_config(config, generation)
     _, architecture = find_hugging_face(config)
-    files = SafetensorsFiles(folder)
+    quantization = read_quantization(config)
+    files: TensorFiles = SafetensorsFiles(folder)
     try:
+        if quantization is not None:
+            files = QuantizedFiles(files, quantization)
         stored = _hugging_face_names(folder, architecture, files.tensors)
         return _assemble(folder, spec, files, stored, defaults=_defaults(generation, _CONFIG_DEFAULTS))
     except BaseException:
@@ -198,6 +206,10 @@ class TensorFiles(Protocol):
     def header(self) -> Iterator[memoryview]: ...
     def file_of(self, name: str) -> Path: ...
     def data(self, name: str) -> memoryview: ...
+    def stored_bytes(self) -> Iterator[memoryview]:
+        """Every tensor's bytes as the files have them, in the order of their names."""
+        ...
+
     def release_pages(self) -> None: ...
     def close(self) -> None: ...
 
@@ -376,6 +388,9 @@ class MappedCheckpoint:
     def names(self) -> list[str]:
         return list(self._parts)
 
+    def matrix_storages(self) -> frozenset[str]:
+        return frozenset(part.stored.storage for part in self._parts.values() if len(part.shape) > 1)
+
     def tensor(self, name: str) -> HostTensor:
         part = self._parts.get(name)
         if part is None:
@@ -506,8 +521,7 @@ def _digest(spec: ModelSpec, files: TensorFiles) -> str:
     for header in files.header():
         hasher.update(len(header).to_bytes(8, "little"))
         hasher.update(header)
-    for name in sorted(files.tensors):
-        data = files.data(name)
+    for data in files.stored_bytes():
         hasher.update(len(data).to_bytes(8, "little"))
         for sample in _samples(data):
             hasher.update(sample)

@@ -1,4 +1,4 @@
-"""From stored bytes to float32: every format that llama.cpp writes, and plain numbers.
+"""From stored bytes to float32: every format that llama.cpp writes, plain numbers, and groups of integers.
 
 Knows what the bytes of a block mean: each function states its layout, and `[n, ...]` stands for n blocks. Does not know
 files, names or models. Agrees bit for bit with ggml's reference code, which multiplies and adds in float32 in a certain
@@ -29,6 +29,8 @@ def dequantize(storage: str, data: memoryview, shape: tuple[int, ...]) -> Floats
     with np.errstate(all="ignore"):  # damaged weights may overflow or be NaN; they then simply are
         if storage in _PLAIN:
             out.reshape(-1)[:] = _PLAIN[storage](np.frombuffer(data, np.uint8))
+        elif storage == "INT8_CHANNEL":
+            _int8_channel(np.frombuffer(data, np.uint8).reshape(-1, 4 + shape[-1]), out.reshape(-1, shape[-1]))
         else:
             _dequantize_blocks(storage, np.frombuffer(data, np.uint8), out.reshape(-1))
     return out
@@ -123,6 +125,20 @@ def _q5_1(blocks: Bytes, out: Floats) -> None:
 def _q8_0(blocks: Bytes, out: Floats) -> None:
     """d: half, q: 32 int8; q * d."""
     _scaled(out, _half(blocks, 0), blocks[:, 2:].view(np.int8))
+
+
+# Integers of Hugging Face's quantised checkpoints
+
+
+def _int4_group(blocks: Bytes, out: Floats) -> None:
+    """scale: float, zero: byte, nibbles, every 16 bytes of which hold 32 as Q4_0's do; (q - zero) * scale."""
+    zeros = blocks[:, 4:5].astype(np.int16)
+    _scaled(out, _view(blocks, 0, 4, "<f4").astype(np.float32), _planes(blocks[:, 5:], 4, 16).astype(np.int16) - zeros)
+
+
+def _int8_channel(rows: Bytes, out: Floats) -> None:
+    """Not blocks but whole rows: scale: float, int8; q * scale."""
+    np.multiply(rows[:, 4:].view(np.int8), _view(rows, 0, 4, "<f4").astype(np.float32), out=out)
 
 
 # Super-blocks of 256
@@ -383,6 +399,7 @@ _BLOCKED: dict[str, Callable[[Bytes, Floats], None]] = {
     "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4, "NVFP4": _nvfp4,
     "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s, "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s,
     "IQ1_S": _iq1_s, "IQ1_M": _iq1_m,
+    "INT4_G32": _int4_group, "INT4_G64": _int4_group, "INT4_G128": _int4_group,
 }  # fmt: skip
 
 
@@ -400,4 +417,4 @@ _PLAIN: dict[str, Callable[[Bytes], npt.NDArray[np.generic]]] = {
     "I64": _numbers("<i8"), "I32": _numbers("<i4"), "I16": _numbers("<i2"), "I8": _numbers("i1"), "U8": _numbers("u1"),
 }  # fmt: skip
 
-assert _BLOCKED.keys() | _PLAIN.keys() == STORAGE_BLOCKS.keys(), "every known format can be read"
+assert _BLOCKED.keys() | _PLAIN.keys() | {"INT8_CHANNEL"} == STORAGE_BLOCKS.keys(), "every known format can be read"

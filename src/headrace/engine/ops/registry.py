@@ -15,11 +15,11 @@ from headrace.engine.ops.storage import QUANTIZATIONS
 _INT8_ROWS = "multiplied with as stored, rows rounded to int8: a quarter of the bytes, or half, that torch would read"
 
 _NATIVE_BY_ITSELF: dict[str, str] = {
-    "Q4_0": _INT8_ROWS,
-    "Q4_1": _INT8_ROWS,
-    "Q8_0": _INT8_ROWS,
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"), _INT8_ROWS),
+    **dict.fromkeys(("INT4_G32", "INT4_G64", "INT4_G128"), _INT8_ROWS),
+    "INT8_CHANNEL": "multiplied with as stored, rows rounded to int8 with a scale each, as such checkpoints mean it",
     "BF16": "as stored, sums and activations in float32: no worse than torch's bfloat16 anywhere, and no torch to load",
-    "F16": "held in float32, which is exact",
+    "F16": "as stored, sums and activations in float32",
     "F32": "as stored",
 }
 """Storage formats of matrices for which native is chosen unasked, each with how it computes with them. Any other format is

@@ -14,6 +14,8 @@ class Block:
 
     num_elements: int
     num_bytes: int
+    num_head_bytes: int = 0
+    """Bytes before the blocks of each row."""
 
 
 STORAGE_BLOCKS: dict[str, Block] = {
@@ -58,8 +60,13 @@ STORAGE_BLOCKS: dict[str, Block] = {
     # Four-bit floats
     "MXFP4": Block(32, 1 + 16),
     "NVFP4": Block(64, 4 + 32),
+    # What AWQ, GPTQ and compressed-tensors checkpoints hold, brought into rows by `models/hf_quantization.py`
+    "INT4_G32": Block(32, 4 + 1 + 16),
+    "INT4_G64": Block(64, 4 + 1 + 32),
+    "INT4_G128": Block(128, 4 + 1 + 64),
+    "INT8_CHANNEL": Block(1, 1, num_head_bytes=4),
 }
-"""Every format that `dequantize` reads, by GGUF's name for it."""
+"""Every format that `dequantize` reads, by GGUF's name for it where GGUF has it."""
 
 QUANTIZATIONS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1"}
 """What people type -> the format that `quantize` writes."""
@@ -69,7 +76,7 @@ def row_bytes(storage: str, num_elements: int) -> int:
     """Bytes of one row; `num_elements` must be whole blocks."""
     block = STORAGE_BLOCKS[storage]
     assert num_elements % block.num_elements == 0, f"{num_elements} elements are no whole blocks of {storage}"
-    return num_elements // block.num_elements * block.num_bytes
+    return block.num_head_bytes + num_elements // block.num_elements * block.num_bytes
 
 
 def storage_bytes(storage: str, shape: tuple[int, ...]) -> int:

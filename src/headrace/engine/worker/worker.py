@@ -16,7 +16,7 @@ from headrace.base.units import format_bytes, seconds
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan, StepResult
 from headrace.engine.models.decoder import Decoder
-from headrace.engine.models.weights import Checkpoint, open_checkpoint
+from headrace.engine.models.weights import open_checkpoint
 from headrace.engine.ops.capabilities import CAPABILITIES, OPS_NAMES, Overrides
 from headrace.engine.ops.protocol import Ops
 from headrace.engine.ops.registry import choose_ops
@@ -106,7 +106,7 @@ class Worker:
             config.ops,
             device=self._device,
             dtype=config.dtype,
-            storages=_projection_storages(self.checkpoint),
+            storages=self.checkpoint.matrix_storages(),
             block_size=config.block_size,
             overrides=config.overrides,
         )
@@ -218,12 +218,6 @@ def _choose_device(device: str) -> str:
     except ImportError:
         return "cpu"
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _projection_storages(checkpoint: Checkpoint) -> frozenset[str]:
-    """How the checkpoint's matrices are stored."""
-    tensors = map(checkpoint.tensor, checkpoint.names())
-    return frozenset(tensor.storage for tensor in tensors if len(tensor.shape) > 1)
 
 
 def _make_sampler(ops: Ops) -> TokenSampler:

@@ -2,10 +2,10 @@
 
 Knows the extension. Does not know models, layers or the mind; `protocol.py` says what each operation means. Activations are
 float32 between operations. A product with a quantised weight quantises its rows to int8, by blocks of 32 along the sum, as
-llama.cpp does: on the weights' own numbers, an error of about 0.4 % of the result's size. With `dtype` bfloat16 rows that
-meet BF16 weights, and queries that meet a BF16 cache, are rounded to it. Keys and values are held in a format of their own;
-attention reads it back as float32, so that holding them is the only rounding. While a tape is recorded, None stands for
-token ids, rows and placements.
+llama.cpp does: on the weights' own numbers, an error of about 0.4 % of the result's size. Rows that meet INT8_CHANNEL
+weights get one scale each, as those checkpoints mean it. With `dtype` bfloat16 rows that meet BF16 weights, and queries that
+meet a BF16 cache, are rounded to it. Keys and values are held in a format of their own; attention reads it back as float32, so
+that holding them is the only rounding. While a tape is recorded, None stands for token ids, rows and placements.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,13 @@ from headrace.specs.model import Activation
 VERSION = 2
 """Goes up whenever a kernel's results may change."""
 
-KERNEL_FORMATS = frozenset({"Q4_0", "Q4_1", "Q8_0", "BF16", "F32"})
+KERNEL_FORMATS = frozenset(
+    {
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
+        *("INT4_G32", "INT4_G64", "INT4_G128", "INT8_CHANNEL"),
+        *("F16", "BF16", "F32"),
+    }
+)
 """Storage formats of projections that are computed with as they are."""
 
 PAGE_TOKENS = 16
