@@ -4,8 +4,8 @@ Knows the extension. Does not know models, layers or the mind; `protocol.py` say
 float32 between operations. A product with a quantised weight quantises its rows to int8, by blocks of 32 along the sum, as
 llama.cpp does: on the weights' own numbers, an error of about 0.4 % of the result's size. Rows that meet INT8_CHANNEL
 weights get one scale each, as those checkpoints mean it. With `dtype` bfloat16 rows that meet BF16 weights, and queries that
-meet a BF16 cache, are rounded to it. Keys and values are held in a format of their own; attention reads it back as float32, so
-that holding them is the only rounding. While a tape is recorded, None stands for token ids, rows and placements.
+meet a BF16 cache, are rounded to it. Keys and values are held in a format of their own; attention reads it back as float32,
+so that holding them is the only rounding. While a tape is recorded, None stands for token ids, rows and placements.
 """
 
 from collections.abc import Sequence
