@@ -5,6 +5,8 @@ PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check
 MODEL ?= smollm2-135m
 ARGS ?=
+# Of each of the seven kinds of trouble that there are.
+SIM_SEEDS ?= 1429
 TORCH := torch==2.13.0
 TORCH_RANGE := $(shell sed -n 's/^ *"\(torch[^"]*\)".*/\1/p' pyproject.toml)
 
@@ -32,7 +34,7 @@ install_torch = if ! $(PYTHON) -c 'import torch' 2>/dev/null; then \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all check bench bench-peers docs clean
+.PHONY: help setup serve test test-all sim check bench bench-peers sanitize docs clean
 
 help: ## show this
 	@echo "Headrace: the commands"
@@ -53,6 +55,9 @@ test-all: $(HAS_ALL) ## run all tests that this machine can
 	@$(VENV)/bin/headrace pull gemma3-270m
 	@$(VENV)/bin/pytest -m 'not gpu' $(ARGS)
 
+sim: $(HAS_ALL) ## rehearse 10,000 fleets under drawn faults, over all cores
+	@$(VENV)/bin/headrace simulate --case all --num-seeds $(SIM_SEEDS) --num-jobs $$(getconf _NPROCESSORS_ONLN) $(ARGS)
+
 check: $(HAS_ALL) ## ruff, mypy in strict mode, and who may import whom
 	@$(call say,ruff); $(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
@@ -68,6 +73,9 @@ bench: $(HAS_ALL) ## run the benchmarks but for those beside peers; results go t
 bench-peers: $(HAS_ALL) ## install other engines in environments of their own, and measure beside them (ARGS='--only NAME')
 	@$(VENV)/bin/headrace pull smollm2-135m
 	@$(PYTHON) -m benchmarks.peers $(ARGS)
+
+sanitize: $(HAS_ALL) ## the native kernels' tests under ASan and UBSan, from a build of their own
+	@native/sanitize.sh $(PYTHON) $(ARGS)
 
 docs: $(HAS_ALL) ## check that the documents tell the truth: links, files, commands
 	@$(VENV)/bin/pytest -q tests/tidy $(ARGS)

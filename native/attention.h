@@ -1,98 +1,52 @@
 // Attention of a few neighbouring rows of one sequence, for one KV head, over its pages of keys and values.
 //
-// Knows pages and the softmax that is corrected as it goes (Milakov and Gimelshein, 2018). Does not know which rows, nor
-// threads. Pages are taken in chunks of 64 tokens that start at multiples of 64, whatever rows share the pages: a row's sums
-// are therefore formed in one order, and its bits do not depend on how its sequence was cut into steps.
+// Knows pages and the softmax that is corrected as it goes (Milakov and Gimelshein, 2018), and how the sums of several parts
+// of a context are joined (Dao et al., "Flash-Decoding", 2023). Does not know which rows, nor threads. Pages are taken in
+// chunks of 64 tokens that start at multiples of 64, and chunks in parts of kPartTokens, whatever rows share the pages: a
+// row's sums are therefore formed in one order, and its bits do not depend on how its sequence was cut into steps, nor on
+// what was computed beside it.
 #pragma once
 
-#include "products.h"
+#include "kv_pages.h"
 
 namespace headrace {
 namespace HEADRACE_ISA {
 
-constexpr int kPageTokens = 16;
 constexpr int kChunkPages = 4;
 constexpr int kChunkTokens = kPageTokens * kChunkPages;
+static_assert(kPartTokens % kChunkTokens == 0, "parts are of whole chunks");
 
-// scores[r][page * 16 ..]: R rows against kPages pages of keys.
-template <class Sums, int R, int kPages>
-static void score_pages(const typename Sums::Row* q, size_t q_stride, const typename Sums::Column* const* pages, int head_dim,
-                        float* scores) {
-    F sum[R][kPages];
-    UNROLL for (int r = 0; r < R; ++r) {
-        UNROLL for (int p = 0; p < kPages; ++p) sum[r][p] = zero();
-    }
-    const typename Sums::Column* keys[kPages];
-    UNROLL for (int p = 0; p < kPages; ++p) keys[p] = pages[p];
-    for (int d = 0; d < head_dim; d += 2) {
-        typename Sums::Operand k[kPages];
-        UNROLL for (int p = 0; p < kPages; ++p) k[p] = Sums::column(keys[p] + d * 16, 16);
-        UNROLL for (int r = 0; r < R; ++r) {
-            UNROLL for (int p = 0; p < kPages; ++p) sum[r][p] = Sums::add(sum[r][p], q + r * q_stride + d, k[p]);
-        }
-    }
-    UNROLL for (int r = 0; r < R; ++r) {
-        UNROLL for (int p = 0; p < kPages; ++p) store(scores + r * kChunkTokens + p * kPageTokens, sum[r][p]);
-    }
+// Rows that are computed together, and columns (in vectors of sixteen) that as many rows leave registers for: fewer where
+// words are taken apart first. And up to how many rows what is read next is asked for early: with few rows, waiting for memory
+// is what takes time. A prototype on AVX-512 lost by that where blocks lie in order, which the block pool sees to.
+#if defined(__AVX512F__)
+constexpr int kMostRows = 8, kRowsToPrefetchFor = 0;
+template <class Words>
+constexpr int columns_beside(int rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
+#elif defined(__AVX2__)
+constexpr int kMostRows = 6, kRowsToPrefetchFor = 4;
+template <class Words>
+constexpr int columns_beside(int rows) {
+    if (Words::kParts == 1) return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    return rows == 1 ? (Words::kParts == 2 ? 4 : 2) : rows == 2 ? 2 : 1;
 }
-
-// totals[r][dims] = totals[r][dims] * corrections[r] + weights[r] . values, for R rows and kVectors * 16 dimensions.
-template <class Sums, int R, int kVectors>
-static void sum_values(const typename Sums::Row* weights, const typename Sums::Column* const* pages, int num_pages,
-                       int value_dim, int first_dim, const float* corrections, float* totals) {
-    constexpr bool kInterleaved = sizeof(typename Sums::Column) == 2;
-    F total[R][kVectors];
-    UNROLL for (int r = 0; r < R; ++r) {
-        UNROLL for (int v = 0; v < kVectors; ++v)
-            total[r][v] = load(totals + size_t(r) * value_dim + first_dim + v * 16) * set1(corrections[r]);
-    }
-    for (int p = 0; p < num_pages; ++p) {
-        const typename Sums::Column* values = pages[p] + first_dim * (kInterleaved ? 2 : 1);
-        const typename Sums::Row* w = weights + p * kPageTokens;
-        for (int t = 0; t < kPageTokens; t += 2, values += size_t(value_dim) * 2) {
-            typename Sums::Operand column[kVectors];
-            UNROLL for (int v = 0; v < kVectors; ++v)
-                column[v] = Sums::column(values + v * (kInterleaved ? 32 : 16), size_t(value_dim));
-            UNROLL for (int r = 0; r < R; ++r) {
-                UNROLL for (int v = 0; v < kVectors; ++v)
-                    total[r][v] = Sums::add(total[r][v], w + r * kChunkTokens + t, column[v]);
-            }
-        }
-    }
-    UNROLL for (int r = 0; r < R; ++r) {
-        UNROLL for (int v = 0; v < kVectors; ++v) store(totals + size_t(r) * value_dim + first_dim + v * 16, total[r][v]);
-    }
-}
-
-template <class Sums, int R>
-static INLINE void score_rows(const typename Sums::Row* q, size_t q_stride, const typename Sums::Column* const* pages,
-                              int num_pages, int head_dim, float* scores) {
-    constexpr int kTogether = kMaxGroup == 16 ? (R <= 3 ? 4 : R <= 6 ? 2 : 1) : 1;
-    int p = 0;
-    for (; p + kTogether <= num_pages; p += kTogether)
-        score_pages<Sums, R, kTogether>(q, q_stride, pages + p, head_dim, scores + p * kPageTokens);
-    for (; p < num_pages; ++p) score_pages<Sums, R, 1>(q, q_stride, pages + p, head_dim, scores + p * kPageTokens);
-}
-
-template <class Sums, int R>
-static INLINE void sum_rows(const typename Sums::Row* weights, const typename Sums::Column* const* pages, int num_pages,
-                            int value_dim, const float* corrections, float* totals) {
-    constexpr int kTogether = kMaxGroup == 16 ? (R <= 3 ? 4 : R <= 6 ? 2 : 1) : 1;
-    int d = 0;
-    for (; d + kTogether * 16 <= value_dim; d += kTogether * 16)
-        sum_values<Sums, R, kTogether>(weights, pages, num_pages, value_dim, d, corrections, totals);
-    for (; d < value_dim; d += 16) sum_values<Sums, R, 1>(weights, pages, num_pages, value_dim, d, corrections, totals);
-}
+#else
+constexpr int kMostRows = 4, kRowsToPrefetchFor = 0;
+template <class Words>
+constexpr int columns_beside(int) { return 1; }
+#endif
+// From so many rows on, pages are turned into float32 once instead of once for each kMostRows rows.
+constexpr int kRowsToExpandFor = 2 * kMostRows + 1;
 
 // Calls what(first, std::integral_constant<int, R>) for pieces of [first, end).
 template <class What>
 static INLINE void in_pieces(int first, int end, What what) {
-    constexpr int kMost = kMaxGroup == 16 ? 8 : 4;
-    for (; first + kMost <= end; first += kMost) what(first, std::integral_constant<int, kMost>());
+    for (; first + kMostRows <= end; first += kMostRows) what(first, std::integral_constant<int, kMostRows>());
+    constexpr int kSix = kMostRows >= 6 ? 6 : 4;
     switch (end - first) {
         case 7: what(first, std::integral_constant<int, 4>()); first += 4; [[fallthrough]];
         case 3: what(first, std::integral_constant<int, 3>()); break;
-        case 6: what(first, std::integral_constant<int, kMaxGroup == 16 ? 6 : 4>()); break;
+        case 6: what(first, std::integral_constant<int, kSix>()); break;
         case 5: what(first, std::integral_constant<int, 4>()); first += 4; [[fallthrough]];
         case 1: what(first, std::integral_constant<int, 1>()); break;
         case 4: what(first, std::integral_constant<int, 4>()); break;
@@ -101,125 +55,369 @@ static INLINE void in_pieces(int first, int end, What what) {
     }
 }
 
-static INLINE void to_rows(const float* x, int n, float* out) { std::memcpy(out, x, size_t(n) * 4); }
-static INLINE void to_rows(const float* x, int n, uint16_t* out) {
-#if defined(__AVX512BF16__)
-    for (int i = 0; i < n; i += 16) {
-        const __mmask16 lanes = n - i >= 16 ? __mmask16(0xFFFF) : __mmask16((1u << (n - i)) - 1);
-        _mm256_mask_storeu_epi16(out + i, lanes, (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(lanes, x + i)));
+// scores[r][page * 16 ..]: R rows against kPages pages of keys. `ahead`: pages to be read next, or null.
+template <class Words, int R, int kPages>
+static void score_pages(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages,
+                        const uint8_t* const* ahead, int key_dim, float* scores) {
+    F sum[R][kPages];
+    UNROLL for (int r = 0; r < R; ++r) {
+        UNROLL for (int p = 0; p < kPages; ++p) sum[r][p] = zero();
     }
+    const uint8_t* keys[kPages];
+    UNROLL for (int p = 0; p < kPages; ++p) keys[p] = pages[p];
+    for (int d = 0; d < key_dim; q += Words::kParts * Words::kElements, d += Words::kParts * Words::kElements) {
+        UNROLL for (int p = 0; p < kPages; ++p) {
+            const I words = load_words(keys[p]);
+            if (R <= kRowsToPrefetchFor) prefetch(ahead[p] + (keys[p] - pages[p]));
+            keys[p] += 64;
+            UNROLL for (int i = 0; i < Words::kParts; ++i) {
+                const typename Words::Operand k = Words::part(words, i);
+                UNROLL for (int r = 0; r < R; ++r)
+                    sum[r][p] = Words::add(sum[r][p], q + r * q_stride + i * Words::kElements, k);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < R; ++r) {
+        UNROLL for (int p = 0; p < kPages; ++p) store(scores + r * kChunkTokens + p * kPageTokens, sum[r][p]);
+    }
+}
+
+// totals[r][dims] = totals[r][dims] * corrections[r] + weights[r] . values, for R rows and kVectors * 16 dimensions.
+template <class Words, int R, int kVectors>
+static void sum_values(const typename Words::Row* weights, const uint8_t* const* pages, int num_pages, int value_dim,
+                       int first_dim, const uint8_t* const* ahead, const float* corrections, float* totals,
+                       size_t stride) {
+    F total[R][kVectors];
+    UNROLL for (int r = 0; r < R; ++r) {
+        UNROLL for (int v = 0; v < kVectors; ++v)
+            total[r][v] = load(totals + r * stride + first_dim + v * 16) * set1(corrections[r]);
+    }
+    constexpr int kTogether = Words::kParts * Words::kElements;
+    for (int p = 0; p < num_pages; ++p) {
+        const uint8_t* values = pages[p] + first_dim * 4;
+        const typename Words::Row* w = weights + p * kPageTokens;
+        for (int t = 0; t < kPageTokens; t += kTogether, w += kTogether, values += size_t(value_dim) * 4) {
+            UNROLL for (int v = 0; v < kVectors; ++v) {
+                const I words = load_words(values + v * 64);
+                if (R <= kRowsToPrefetchFor) prefetch(ahead[p] + (values - pages[p]) + v * 64);
+                UNROLL for (int i = 0; i < Words::kParts; ++i) {
+                    const typename Words::Operand column = Words::part(words, i);
+                    UNROLL for (int r = 0; r < R; ++r)
+                        total[r][v] = Words::add(total[r][v], w + r * kChunkTokens + i * Words::kElements, column);
+                }
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < R; ++r) {
+        UNROLL for (int v = 0; v < kVectors; ++v) store(totals + r * stride + first_dim + v * 16, total[r][v]);
+    }
+}
+
+template <class Words, int R>
+static INLINE void score_rows(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages,
+                              const uint8_t* const* ahead, int num_pages, int key_dim, float* scores) {
+    constexpr int kTogether = columns_beside<Words>(R);
+    int p = 0;
+    for (; p + kTogether <= num_pages; p += kTogether)
+        score_pages<Words, R, kTogether>(q, q_stride, pages + p, ahead + p, key_dim, scores + p * kPageTokens);
+    for (; p < num_pages; ++p) score_pages<Words, R, 1>(q, q_stride, pages + p, ahead + p, key_dim, scores + p * kPageTokens);
+}
+
+template <class Words, int R>
+static INLINE void sum_rows(const typename Words::Row* weights, const uint8_t* const* pages, const uint8_t* const* ahead,
+                            int num_pages, int value_dim, const float* corrections, float* totals, size_t stride) {
+    constexpr int kTogether = columns_beside<Words>(R);
+    int d = 0;
+    for (; d + kTogether * 16 <= value_dim; d += kTogether * 16)
+        sum_values<Words, R, kTogether>(weights, pages, num_pages, value_dim, d, ahead, corrections, totals, stride);
+    for (; d < value_dim; d += 16)
+        sum_values<Words, R, 1>(weights, pages, num_pages, value_dim, d, ahead, corrections, totals, stride);
+}
+
+template <class Words>
+static void score_all(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages,
+                      const uint8_t* const* ahead, int num_pages, int key_dim, int first, int end, float* scores) {
+    in_pieces(first, end, [&](int row, auto R) {
+        score_rows<Words, R.value>(q + row * q_stride, q_stride, pages, ahead, num_pages, key_dim, scores + row * kChunkTokens);
+    });
+}
+
+template <class Words>
+static void sum_all(const typename Words::Row* weights, const uint8_t* const* pages, const uint8_t* const* ahead,
+                    int num_pages, int value_dim, int first, int end, const float* corrections, float* totals, size_t stride) {
+    in_pieces(first, end, [&](int row, auto R) {
+        sum_rows<Words, R.value>(weights + row * kChunkTokens, pages, ahead, num_pages, value_dim, corrections + row,
+                                 totals + row * stride, stride);
+    });
+}
+
+static INLINE void to_row(F x, float* out) { store(out, x); }
+static INLINE void to_row(F x, uint16_t* out) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)out, (__m256i)_mm512_cvtneps_pbh(x.v));
 #else
-    for (int i = 0; i < n; ++i) out[i] = float_to_bf16(x[i]);
+    float lanes[16];
+    store(lanes, x);
+    for (int i = 0; i < 16; ++i) out[i] = float_to_bf16(lanes[i]);
 #endif
 }
 
-// Floats that one tile needs.
-static size_t attention_scratch(const AttentionView& a) {
-    const size_t rows = size_t(kAttentionRows) * (a.num_heads / a.num_kv_heads);
-    return rows * (a.head_dim + 16 + 2 * kChunkTokens + a.value_dim + 16 + 16) + 64;
+// Lanes [first, end) of x, and minus infinity elsewhere; either may lie outside 0 to 16.
+static INLINE F only_between(F x, int first, int end) {
+#if defined(__AVX512F__)
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __mmask16 inside = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(first)) &
+                             _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
+    return {_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), inside, x.v)};
+#else
+    const Int8x32 lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    const Float8 nothing = broadcast8(-INFINITY);
+    return {(lane >= first) & (lane < end) ? x.a : nothing, (lane + 8 >= first) & (lane + 8 < end) ? x.b : nothing};
+#endif
 }
 
-template <class Sums>
-static void attend(const AttentionView& a, const AttentionTile& tile, int kv_head, const float* q, float* out,
-                   float* scratch) {
-    typedef typename Sums::Row Row;
-    typedef typename Sums::Column Column;
-    const int group = a.num_heads / a.num_kv_heads, num_rows = tile.num_rows * group;
-    const size_t width = size_t(a.num_heads) * a.head_dim, q_stride = size_t(a.head_dim + 1) / 2 * 2;
+// 2^x for x <= 0, to about two units in the last place; 1 at 0, and 0 below -126, so that what is masked vanishes. What is
+// not a number stays so. Softmax in base 2 (scores are multiplied with log2 e) spares a reduction with two constants.
+constexpr float kLog2OfE = 1.44269504088896341f;
+static INLINE F exp2_of_negative(F x) {
+    const F clamped = max(set1(-126.0f), x);
+    const F n = round_nearest(clamped), r = clamped - n;
+    F p = fma(set1(0.0013264727f), r, set1(0.009671513f));
+    p = fma(p, r, set1(0.055507336f));
+    p = fma(p, r, set1(0.24022242f));
+    p = fma(p, r, set1(0.693147f));
+    p = fma(p, r, set1(1.0f));
+    return zero_where_below(x, -126.0f, times_power_of_two(p, n));
+}
 
-    float* scores = scratch;                                    // [rows][64]
-    Row* weights = (Row*)(scores + num_rows * kChunkTokens);    // [rows][64]
-    float* totals = scores + 2 * num_rows * kChunkTokens;       // [rows][value_dim]
-    float* norms = totals + size_t(num_rows) * a.value_dim;     // [rows][16]: sums of weights, lane by lane
-    float* greatest = norms + num_rows * 16;                    // [rows]
-    float* corrections = greatest + num_rows;                   // [rows]
-    Row* queries = (Row*)(corrections + num_rows + 14);         // [rows][q_stride]
-    std::memset(totals, 0, (size_t(num_rows) * a.value_dim + size_t(num_rows) * 16) * 4);
+static INLINE float greatest_lane(F x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256 h = _mm256_max_ps((__m256)x.a, (__m256)x.b);
+    const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+#else
+    return max_of_lanes(x);
+#endif
+}
+
+// A row's sums: value_dim totals, the greatest score, the sum of weights.
+static INLINE size_t sums_stride(const AttentionView& a) { return size_t(a.value_dim) + 16; }
+static INLINE int most_rows(const AttentionView& a) { return kAttentionRows * (a.num_heads / a.num_kv_heads); }
+static INLINE int tile_rows(const AttentionView& a, const AttentionTile& tile) {
+    return tile.num_rows * (a.num_heads / a.num_kv_heads);
+}
+
+static size_t attention_sums(const AttentionView& a) { return size_t(most_rows(a)) * sums_stride(a); }
+
+static size_t part_scratch(const AttentionView& a) {
+    const size_t rows = size_t(most_rows(a) + 15) / 16 * 16;
+    return rows * (2 * kChunkTokens + size_t(a.key_dim) + 16 + 3) + 16 + size_t(kChunkTokens) * size_t(a.key_dim + a.value_dim);
+}
+
+static size_t attention_scratch(const AttentionView& a) { return part_scratch(a) + 2 * attention_sums(a); }
+
+template <class Words>
+static void attend_part(const AttentionView& a, const AttentionTile& tile, int kv_head, int part, const float* q, float* sums,
+                        float* scratch) {
+    typedef typename Words::Row Row;
+    const int group = a.num_heads / a.num_kv_heads, num_rows = tile_rows(a, tile);
+    const size_t width = size_t(a.num_heads) * a.head_dim, q_stride = size_t(a.key_dim), stride = sums_stride(a);
+    const size_t padded = size_t(num_rows + 15) / 16 * 16;
+
+    float* expanded_keys = scratch;                                      // [64][key_dim], page by page
+    float* expanded_values = expanded_keys + kChunkTokens * a.key_dim;   // [64][value_dim]
+    float* scores = expanded_values + kChunkTokens * a.value_dim;        // [rows][64]
+    Row* weights = (Row*)(scores + padded * kChunkTokens);               // [rows][64]
+    float* norms = scores + 2 * padded * kChunkTokens;                   // [rows][16]: sums of weights, lane by lane
+    float* greatest = norms + padded * 16;                               // [rows]
+    float* highest = greatest + padded;                                  // [rows]: with this chunk
+    float* corrections = highest + padded;                               // [rows]
+    Row* queries = (Row*)(corrections + padded);                         // [rows][key_dim]
+    std::memset(norms, 0, padded * 16 * 4);
+    for (size_t row = 0; row < padded; ++row) greatest[row] = highest[row] = -INFINITY;
     for (int row = 0; row < num_rows; ++row) {
         const size_t token = size_t(tile.first_row + row / group);
-        to_rows(q + token * width + size_t(kv_head * group + row % group) * a.head_dim, a.head_dim, queries + row * q_stride);
-        greatest[row] = -INFINITY;
+        Row* query = queries + row * q_stride;
+        const float* from = q + token * width + size_t(kv_head * group + row % group) * a.head_dim;
+        for (int d = 0; d < a.head_dim; d += 16) {
+            const int n = std::min(16, a.head_dim - d);
+            to_row(n == 16 ? load(from + d) : load_n(from + d, n), query + d);  // zeros beyond; the next row begins there
+        }
+        std::memset(sums + row * stride, 0, size_t(a.value_dim) * 4);
     }
 
-    const int last = tile.position + tile.num_rows - 1;  // the last position that attends
-    const int first_seen = a.window ? std::max(0, tile.position - a.window + 1) : 0;
-    const Column* keys = (const Column*)a.keys + a.key_head() * kv_head;
-    const Column* values = (const Column*)a.values + a.value_head() * kv_head;
+    const int last = std::min(tile.position + tile.num_rows, (part + 1) * kPartTokens) - 1;  // the last that is attended to
+    const int first_seen = std::max(part * kPartTokens, a.window ? tile.position - a.window + 1 : 0);
+    const uint8_t* keys = a.keys + a.key_head() * size_t(kv_head);
+    const uint8_t* values = a.values + a.value_head() * size_t(kv_head);
     const int pages_per_block = a.block_size / kPageTokens;
-    const F scale = set1(a.scale);
+    const F scale = set1(a.softcap != 0.0f ? a.scale * Words::kUnit : a.scale * Words::kUnit * kLog2OfE);
 
     for (int start = first_seen / kChunkTokens * kChunkTokens; start <= last; start += kChunkTokens) {
-        const Column *key_pages[kChunkPages], *value_pages[kChunkPages];
+        const uint8_t *key_pages[kChunkPages], *value_pages[kChunkPages];
+        const float *key_scales[kChunkPages], *value_scales[kChunkPages];
         const int num_pages = std::min(kChunkPages, (last - start) / kPageTokens + 1);
         for (int p = 0; p < num_pages; ++p) {
             const int token_page = start / kPageTokens + p;
-            const size_t page = size_t(tile.block_ids[token_page / pages_per_block]) * pages_per_block +
+            const size_t page = size_t(tile.block_ids[token_page / pages_per_block]) * size_t(pages_per_block) +
                                 size_t(token_page % pages_per_block);
             key_pages[p] = keys + a.key_page() * page;
             value_pages[p] = values + a.value_page() * page;
+            key_scales[p] = (const float*)(key_pages[p] + size_t(a.key_dim) * kPageTokens);
+            value_scales[p] = (const float*)(value_pages[p] + size_t(a.value_dim) * kPageTokens);
+        }
+        const uint8_t* next_pages[kChunkPages];
+        for (int p = 0; p < num_pages; ++p) {  // of keys, in the next chunk
+            const int token_page = std::min(start / kPageTokens + kChunkPages + p, last / kPageTokens);
+            const size_t page = size_t(tile.block_ids[token_page / pages_per_block]) * size_t(pages_per_block) +
+                                size_t(token_page % pages_per_block);
+            next_pages[p] = keys + a.key_page() * page;
         }
         // The rows that see any of this chunk: not those before it, nor those whose window begins behind it.
         const int first_token = std::max(0, start - tile.position);
         const int end_token =
             a.window ? std::min(tile.num_rows, start + kChunkTokens + a.window - 1 - tile.position) : tile.num_rows;
         const int first = first_token * group, end = end_token * group;
+        const bool expands = Words::kElements == 1 && Words::kParts > 1 && end - first >= kRowsToExpandFor;
 
-        in_pieces(first, end, [&](int row, auto R) {
-            score_rows<Sums, R.value>(queries + row * q_stride, q_stride, key_pages, num_pages, a.head_dim,
-                                      scores + row * kChunkTokens);
-        });
+        if constexpr (Words::kElements == 1 && Words::kParts > 1) {
+            if (expands) {
+                for (int p = 0; p < num_pages; ++p) {
+                    float* page = expanded_keys + size_t(p) * kPageTokens * a.key_dim;
+                    expand_keys<Words>(key_pages[p], a.key_dim, page);
+                    key_pages[p] = (const uint8_t*)page;
+                }
+                score_all<FloatWords>(queries, q_stride, key_pages, value_pages, num_pages, a.key_dim, first, end, scores);
+            }
+        }
+        if (!expands) score_all<Words>(queries, q_stride, key_pages, value_pages, num_pages, a.key_dim, first, end, scores);
+
+        F factors[kChunkPages], value_factors[kChunkPages];
+        for (int p = 0; p < num_pages; ++p) {
+            factors[p] = Words::kHasScales ? load(key_scales[p]) * scale : scale;
+            if (Words::kHasScales) value_factors[p] = load(value_scales[p]) * set1(Words::kUnit);
+        }
+        // Whether every row sees all of these pages.
+        const bool sees_all = start + num_pages * kPageTokens <= tile.position + 1 &&
+                              (!a.window || tile.position + tile.num_rows - a.window <= start);
         for (int row = first; row < end; ++row) {
-            const int position = tile.position + row / group;
-            const int unmasked = a.window ? std::max(0, position - a.window + 1) : 0;
-            F s[kChunkPages];
+            float* at = scores + row * kChunkTokens;
             F best = set1(greatest[row]);
             for (int p = 0; p < num_pages; ++p) {
-                const int page_start = start + p * kPageTokens;
-                s[p] = load(scores + row * kChunkTokens + p * kPageTokens) * scale;
-                if (a.softcap != 0.0f) s[p] = set1(a.softcap) * tanh(s[p] / set1(a.softcap));
-                const int from = std::min(16, std::max(0, unmasked - page_start));
-                const int to = std::max(0, std::min(16, position + 1 - page_start));
-                if (from > 0 || to < 16) s[p] = outside_to_minus_infinity(s[p], from, to);
-                best = max(best, s[p]);
+                F s = load(at + p * kPageTokens) * factors[p];
+                if (a.softcap != 0.0f) s = set1(a.softcap * kLog2OfE) * tanh(s / set1(a.softcap));
+                if (!sees_all) {
+                    const int position = tile.position + row / group, page_start = start + p * kPageTokens;
+                    s = only_between(s, a.window ? position - a.window + 1 - page_start : 0, position + 1 - page_start);
+                }
+                store(at + p * kPageTokens, s);
+                best = max(best, s);
             }
-            const float highest = max_of_lanes(best);
-            const F shift = set1(highest);
-            alignas(64) float weight[kChunkTokens];
-            float correction[16];
-            store(correction, exp(set1(greatest[row]) - shift));
-            F norm = load(norms + row * 16) * set1(correction[0]);
+            highest[row] = greatest_lane(best);
+        }
+        for (int row = first / 16 * 16; row < end; row += 16)  // rows that see nothing here keep theirs: 2^0 is 1
+            store(corrections + row, exp2_of_negative(load(greatest + row) - load(highest + row)));
+        for (int row = first; row < end; ++row) {
+            const F shift = set1(highest[row]);
+            const float* at = scores + row * kChunkTokens;
+            F norm = load(norms + row * 16) * set1(corrections[row]);
             for (int p = 0; p < num_pages; ++p) {
-                const F w = exp(s[p] - shift);
+                const F w = exp2_of_negative(load(at + p * kPageTokens) - shift);
                 norm = norm + w;
-                store(weight + p * kPageTokens, w);
+                to_row(Words::kHasScales ? w * value_factors[p] : w, weights + row * kChunkTokens + p * kPageTokens);
             }
             store(norms + row * 16, norm);
-            to_rows(weight, num_pages * kPageTokens, weights + row * kChunkTokens);
-            greatest[row] = highest;
-            corrections[row] = correction[0];
+            greatest[row] = highest[row];
         }
-        in_pieces(first, end, [&](int row, auto R) {
-            sum_rows<Sums, R.value>(weights + row * kChunkTokens, value_pages, num_pages, a.value_dim, corrections + row,
-                                    totals + size_t(row) * a.value_dim);
-        });
-    }
 
+        if constexpr (Words::kElements == 1 && Words::kParts > 1) {
+            if (expands) {
+                for (int p = 0; p < num_pages; ++p) {
+                    float* page = expanded_values + size_t(p) * kPageTokens * a.value_dim;
+                    expand_values<Words>(value_pages[p], a.value_dim, page);
+                    value_pages[p] = (const uint8_t*)page;
+                }
+                sum_all<FloatWords>(weights, value_pages, next_pages, num_pages, a.value_dim, first, end, corrections, sums, stride);
+            }
+        }
+        if (!expands) sum_all<Words>(weights, value_pages, next_pages, num_pages, a.value_dim, first, end, corrections, sums, stride);
+    }
     for (int row = 0; row < num_rows; ++row) {
-        const F inverse = set1(1.0f / sum_of_lanes(load(norms + row * 16)));
+        sums[row * stride + size_t(a.value_dim)] = greatest[row];
+        sums[row * stride + size_t(a.value_dim) + 1] = sum_of_lanes(load(norms + row * 16));
+    }
+}
+
+static void attention_part(const AttentionView& a, const AttentionTile& tile, int kv_head, int part, const float* q,
+                           float* sums, float* scratch) {
+    switch (a.format) {
+        case KVFormat::F32: return attend_part<FloatWords>(a, tile, kv_head, part, q, sums, scratch);
+        case KVFormat::INT8: return attend_part<Int8Words>(a, tile, kv_head, part, q, sums, scratch);
+        case KVFormat::FP8: return attend_part<Fp8Words>(a, tile, kv_head, part, q, sums, scratch);
+        case KVFormat::BF16:
+#if defined(__AVX512BF16__)
+            if (a.bf16_products) return attend_part<Bf16Pairs>(a, tile, kv_head, part, q, sums, scratch);
+#endif
+            return attend_part<Bf16Words>(a, tile, kv_head, part, q, sums, scratch);
+    }
+}
+
+// Adds the sums of a later part to those of all earlier ones.
+static void join_part(const AttentionView& a, const AttentionTile& tile, int part, float* sums, const float* later) {
+    const int group = a.num_heads / a.num_kv_heads, num_rows = tile_rows(a, tile), start = part * kPartTokens;
+    const size_t stride = sums_stride(a), dim = size_t(a.value_dim);
+    for (int row = 0; row < num_rows; ++row) {
+        const int position = tile.position + row / group;
+        const int unmasked = a.window ? std::max(0, position - a.window + 1) : 0;
+        if (position < start || unmasked >= start + kPartTokens) continue;  // sees nothing of this part
+        float* mine = sums + row * stride;
+        const float* other = later + row * stride;
+        if (unmasked >= start) {  // and nothing of those before
+            std::memcpy(mine, other, stride * 4);
+            continue;
+        }
+        const F highest = max(set1(mine[dim]), set1(other[dim]));
+        const F correction = exp2_of_negative(set1(mine[dim]) - highest), weight = exp2_of_negative(set1(other[dim]) - highest);
+        for (size_t d = 0; d < dim; d += 16) store(mine + d, load(mine + d) * correction + load(other + d) * weight);
+        float two[16];
+        store(two, set1(mine[dim + 1]) * correction + set1(other[dim + 1]) * weight);
+        mine[dim + 1] = two[0];
+        store(two, highest);
+        mine[dim] = two[0];
+    }
+}
+
+static void finish(const AttentionView& a, const AttentionTile& tile, int kv_head, const float* sums, float* out) {
+    const int group = a.num_heads / a.num_kv_heads, num_rows = tile_rows(a, tile);
+    const size_t width = size_t(a.num_heads) * a.head_dim, stride = sums_stride(a);
+    for (int row = 0; row < num_rows; ++row) {
+        const float* total = sums + row * stride;
+        const F inverse = set1(1.0f / total[a.value_dim + 1]);
         const size_t token = size_t(tile.first_row + row / group);
         float* to = out + token * width + size_t(kv_head * group + row % group) * a.head_dim;
-        const float* total = totals + size_t(row) * a.value_dim;
-        for (int d = 0; d < a.head_dim; d += 16) {
-            const int n = std::min(16, a.head_dim - d);
-            store_n(to + d, load(total + d) * inverse, n);
-        }
+        for (int d = 0; d < a.head_dim; d += 16)
+            store_n(to + d, load(total + d) * inverse, std::min(16, a.head_dim - d));
     }
+}
+
+static void join_parts(const AttentionView& a, const AttentionTile& tile, int kv_head, float* sums, float* out) {
+    const int first = first_part(a, tile), end = end_part(tile);
+    for (int part = first + 1; part < end; ++part)
+        join_part(a, tile, part, sums, sums + size_t(part - first) * attention_sums(a));
+    finish(a, tile, kv_head, sums, out);
 }
 
 static void attention(const AttentionView& a, const AttentionTile& tile, int kv_head, const float* q, float* out,
                       float* scratch) {
-    if (!a.is_bf16) attend<Float32Sums>(a, tile, kv_head, q, out, scratch);
-    else attend<PairedSums>(a, tile, kv_head, q, out, scratch);
+    float *sums = scratch + part_scratch(a), *later = sums + attention_sums(a);
+    const int first = first_part(a, tile), end = end_part(tile);
+    attention_part(a, tile, kv_head, first, q, sums, scratch);
+    for (int part = first + 1; part < end; ++part) {
+        attention_part(a, tile, kv_head, part, q, later, scratch);
+        join_part(a, tile, part, sums, later);
+    }
+    finish(a, tile, kv_head, sums, out);
 }
 
 }  // namespace HEADRACE_ISA

@@ -12,12 +12,14 @@ extern const Kernels kernels;
 namespace avx2 {
 extern const Kernels kernels;
 }
+#if defined(HEADRACE_AVX512)
 namespace avx512_vnni {
 extern const Kernels kernels;
 }
 namespace avx512_bf16 {
 extern const Kernels kernels;
 }
+#endif
 #endif
 
 const Kernels* find_kernels(const char* name) {
@@ -26,11 +28,13 @@ const Kernels* find_kernels(const char* name) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if defined(HEADRACE_AVX512)
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                             __builtin_cpu_supports("avx512vnni");
     if (has_avx512 && __builtin_cpu_supports("avx512bf16")) usable[count++] = &avx512_bf16::kernels;
     if (has_avx512) usable[count++] = &avx512_vnni::kernels;
+#endif
     if (has_avx2) usable[count++] = &avx2::kernels;
 #endif
     usable[count++] = &portable::kernels;

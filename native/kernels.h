@@ -86,22 +86,36 @@ struct Output {
 
 enum class Gate : uint8_t { SILU, GELU, GELU_TANH };
 
+// How keys and values are held; `kv_pages.h` has the layout of each.
+enum class KVFormat : uint8_t { F32, BF16, INT8, FP8 };
+
+constexpr int kPageTokens = 16;
+constexpr int kMostHeadDim = 1024;
+
 struct AttentionView {
-    int32_t num_heads, num_kv_heads, head_dim, value_dim;  // value_dim: head_dim, padded to whole vectors
+    int32_t num_heads, num_kv_heads, head_dim;
+    int32_t key_dim, value_dim;  // head_dim, padded to fours and to whole vectors
     int32_t block_size, num_blocks;
     float scale, softcap;  // softcap 0: none
     int32_t window;        // 0: none
-    bool is_bf16;
-    // Pages of 16 tokens, a block after another, per KV head:
-    //   F32   keys [head_dim][16], values [16][value_dim]
-    //   BF16  keys [head_dim / 2][16][2], values [8][value_dim][2] (pairs of tokens)
-    void* keys;
-    void* values;
-    // Elements of one page and of all of one head.
-    size_t key_page() const { return size_t(head_dim) * 16; }
-    size_t value_page() const { return size_t(value_dim) * 16; }
-    size_t key_head() const { return key_page() * (block_size / 16) * num_blocks; }
-    size_t value_head() const { return value_page() * (block_size / 16) * num_blocks; }
+    KVFormat format;
+    bool bf16_products;  // queries and weights are rounded to BF16 where the cache holds BF16 and the processor multiplies it
+    // Per KV head, block after block: pages of 16 tokens.
+    uint8_t* keys;
+    uint8_t* values;
+    // Bytes of one page and of all of one head.
+    size_t key_page() const { return page(key_dim); }
+    size_t value_page() const { return page(value_dim); }
+    size_t key_head() const { return key_page() * size_t(block_size / kPageTokens) * size_t(num_blocks); }
+    size_t value_head() const { return value_page() * size_t(block_size / kPageTokens) * size_t(num_blocks); }
+    size_t num_bytes() const { return (key_head() + value_head()) * size_t(num_kv_heads); }
+    bool has_scales() const { return format == KVFormat::INT8 || format == KVFormat::FP8; }
+
+  private:
+    size_t page(int32_t dim) const {
+        const size_t size = format == KVFormat::F32 ? 4 : format == KVFormat::BF16 ? 2 : 1;
+        return size_t(dim) * kPageTokens * size + (has_scales() ? kPageTokens * 4 : 0);
+    }
 };
 
 struct HeadNorm {
@@ -115,6 +129,15 @@ struct AttentionTile {
     int32_t first_row, num_rows, position;
     const int32_t* block_ids;
 };
+
+// A context is summed in parts of so many tokens, which begin at its multiples, and the parts are joined in order: always, so
+// that the bits are the same whether the parts of one context are shared out among threads or not.
+constexpr int kPartTokens = 512;
+inline int first_part(const AttentionView& a, const AttentionTile& tile) {
+    const int first_seen = tile.position - a.window + 1;
+    return a.window && first_seen > 0 ? first_seen / kPartTokens : 0;
+}
+inline int end_part(const AttentionTile& tile) { return (tile.position + tile.num_rows - 1) / kPartTokens + 1; }
 
 struct Kernels {
     const char* name;
@@ -133,8 +156,14 @@ struct Kernels {
     void (*add_scaled)(const float* x, const float* y, float scale, int size, float* out);
     void (*rope_and_cache)(float* qkv, const AttentionView&, const HeadNorm&, const float* rotation, int rotary_dim,
                            int64_t slot, float* q);
-    size_t (*attention_scratch)(const AttentionView&);  // floats, for tiles of kAttentionRows tokens
+    // Floats that attention needs for itself, and that one part's sums take, for tiles of kAttentionRows tokens.
+    size_t (*attention_scratch)(const AttentionView&);
+    size_t (*attention_sums)(const AttentionView&);
     void (*attention)(const AttentionView&, const AttentionTile&, int kv_head, const float* q, float* out, float* scratch);
+    // The same in pieces: the sums of one part; then those of all parts, in order, joined.
+    void (*attention_part)(const AttentionView&, const AttentionTile&, int kv_head, int part, const float* q, float* sums,
+                           float* scratch);
+    void (*join_parts)(const AttentionView&, const AttentionTile&, int kv_head, float* sums, float* out);
 
     // Sampling: see sampling_rows.h.
     int64_t (*greatest)(const float* row, int64_t size);

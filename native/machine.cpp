@@ -92,13 +92,35 @@ void Machine::perform(const RopeAndCache& work, const Matrix& qkv, const Matrix&
 
 void Machine::perform(const Attend& work, const Matrix& q, const Matrix&, const Matrix& out, const Step& step) {
     const AttentionView& a = work.kv->view;
-    const std::vector<AttentionTile>& tiles = step.placement->tiles;
+    const Placement& placement = *step.placement;
+    const int num_heads = a.num_kv_heads, num_pairs = int(placement.tiles.size()) * num_heads;
+    const auto tile_of = [&](int pair) -> const AttentionTile& { return placement.tiles[size_t(pair / num_heads)]; };
     const size_t bytes = (kernels_.attention_scratch(a) * 4 + kAlignment - 1) / kAlignment * kAlignment;
     uint8_t* scratch = attention_scratch_.reserve(bytes * size_t(pool_.size()));
-    pool_.run(int(tiles.size()) * a.num_kv_heads, [&](int thread, int item) {
-        kernels_.attention(a, tiles[size_t(item / a.num_kv_heads)], item % a.num_kv_heads, q.data, out.data,
-                           (float*)(scratch + bytes * size_t(thread)));
+    constexpr int kPairsPerThread = 6;  // more than that are shared out evenly enough as they are
+    if (num_pairs >= kPairsPerThread * pool_.size() || pool_.size() == 1) {
+        pool_.run(num_pairs, [&](int thread, int pair) {
+            kernels_.attention(a, tile_of(pair), pair % num_heads, q.data, out.data, (float*)(scratch + bytes * size_t(thread)));
+        });
+        return;
+    }
+    // Fewer pairs of rows and heads than keep all threads busy: they share the parts of the contexts.
+    parts_.clear();
+    for (int pair = 0; pair < num_pairs; ++pair) {
+        for (int part = first_part(a, tile_of(pair)); part < end_part(tile_of(pair)); ++part) parts_.push_back({pair, part});
+    }
+    const size_t sums_floats = kernels_.attention_sums(a);
+    float* sums = (float*)attention_sums_.reserve(sums_floats * 4 * parts_.size());
+    pool_.run(int(parts_.size()), [&](int thread, int item) {
+        const Part& at = parts_[size_t(item)];
+        kernels_.attention_part(a, tile_of(at.pair), at.pair % num_heads, at.part, q.data, sums + sums_floats * size_t(item),
+                                (float*)(scratch + bytes * size_t(thread)));
     });
+    for (size_t item = 0; item < parts_.size();) {
+        const int pair = parts_[item].pair;
+        kernels_.join_parts(a, tile_of(pair), pair % num_heads, sums + sums_floats * item, out.data);
+        item += size_t(end_part(tile_of(pair)) - first_part(a, tile_of(pair)));
+    }
 }
 
 }  // namespace headrace

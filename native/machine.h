@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels.h"
 #include "linear.h"
@@ -51,7 +52,12 @@ class Machine {
     LinearLoader loader_;
     RowProducts products_;
     std::shared_ptr<BlockCache> memory_;
-    Scratch attention_scratch_;
+    struct Part {  // of a pair's context
+        int pair;      // of rows that attend together and a KV head
+        int part;
+    };
+    std::vector<Part> parts_;
+    Scratch attention_scratch_, attention_sums_;
 };
 
 }  // namespace headrace

@@ -104,12 +104,12 @@ class Engine {
         return machine_.loader().pack(std::move(unpacked));
     }
 
+    // format: float32, bfloat16, int8 or fp8_e4m3. bf16: products are of BF16 where both sides are and the processor has them.
     std::unique_ptr<Cache> allocate_kv(int num_heads, int num_kv_heads, int head_dim, float scale, float softcap, int window,
-                                       int num_blocks, int block_size, bool is_bf16) {
-        require(block_size % 16 == 0, "blocks are of whole pages of 16 tokens");
-        require(head_dim % 2 == 0, "heads have an even number of dimensions");
-        const AttentionView shape{num_heads, num_kv_heads, head_dim, (head_dim + 15) / 16 * 16, block_size, num_blocks,
-                                  scale, softcap, window, is_bf16, nullptr, nullptr};
+                                       int num_blocks, int block_size, const std::string& format, bool bf16) {
+        const AttentionView shape{num_heads,  num_kv_heads, head_dim, (head_dim + 3) / 4 * 4, (head_dim + 15) / 16 * 16,
+                                  block_size, num_blocks,   scale,    softcap, window, kv_format_of(format), bf16,
+                                  nullptr,    nullptr};
         return std::make_unique<Cache>(shape);
     }
 
@@ -385,13 +385,10 @@ NB_MODULE(_kernels, m) {
         .def_static("knows", &EmbeddingTable::knows);
     nb::class_<Linear>(m, "Linear").def_ro("num_in", &Linear::num_in).def_ro("num_out", &Linear::num_out);
     nb::class_<Cache>(m, "Cache")
-        // All keys, then all values: float32, or the bits of BF16.
+        // The bytes of all keys, then of all values.
         .def("array",
-             [](Cache& c) -> nb::object {
-                 const size_t size[] = {c.num_elements()};
-                 if (c.view.is_bf16)
-                     return nb::cast(nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>>(c.view.keys, 1, size, nb::find(c)));
-                 return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(c.view.keys, 1, size, nb::find(c)));
+             [](Cache& c) {
+                 return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(c.view.keys, {c.view.num_bytes()}, nb::find(c));
              })
         .def("copy_block", &Cache::copy_block)
         .def("make_finite", &Cache::make_finite);

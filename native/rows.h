@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "kv_pages.h"
 #include "simd.h"
 
 namespace headrace {
@@ -51,32 +52,6 @@ static INLINE void rotate(float* head, const float* rotation, int half) {
         const F c = load_n(rotation + i, n), s = load_n(rotation + half + i, n);
         store_n(head + i, x * c - y * s, n);
         store_n(head + half + i, y * c + x * s, n);
-    }
-}
-
-static INLINE void write_key(const AttentionView& a, int head, int64_t slot, const float* key) {
-    const size_t page = size_t(slot) / 16, token = size_t(slot) % 16;
-    const size_t at = a.key_head() * head + a.key_page() * page;
-    if (a.is_bf16) {
-        uint16_t* out = (uint16_t*)a.keys + at + token * 2;
-        for (int d = 0; d < a.head_dim; d += 2, out += 32) {
-            out[0] = float_to_bf16(key[d]);
-            out[1] = float_to_bf16(key[d + 1]);
-        }
-    } else {
-        float* out = (float*)a.keys + at + token;
-        for (int d = 0; d < a.head_dim; ++d, out += 16) *out = key[d];
-    }
-}
-
-static INLINE void write_value(const AttentionView& a, int head, int64_t slot, const float* value) {
-    const size_t page = size_t(slot) / 16, token = size_t(slot) % 16;
-    const size_t at = a.value_head() * head + a.value_page() * page;
-    if (a.is_bf16) {
-        uint16_t* out = (uint16_t*)a.values + at + token / 2 * a.value_dim * 2 + token % 2;
-        for (int d = 0; d < a.head_dim; ++d) out[2 * d] = float_to_bf16(value[d]);
-    } else {
-        std::memcpy((float*)a.values + at + token * a.value_dim, value, size_t(a.head_dim) * 4);
     }
 }
 

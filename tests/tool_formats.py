@@ -160,6 +160,70 @@ def _harmony_early_address(content: str, calls: Calls) -> str:
     return said + written
 
 
+def _dsml(content: str, calls: Calls) -> str:
+    def parameter(key: str, value: Any) -> str:
+        is_string = "true" if isinstance(value, str) else "false"
+        return f'<｜DSML｜parameter name="{key}" string="{is_string}">{_bare(value)}</｜DSML｜parameter>\n'
+
+    written = "".join(
+        f'<｜DSML｜invoke name="{name}">\n'
+        + ("".join(parameter(key, value) for key, value in given.items()) or "\n")
+        + "</｜DSML｜invoke>\n"
+        for name, given in calls
+    )
+    return f"{content}\n\n<｜DSML｜tool_calls>\n{written}</｜DSML｜tool_calls>"
+
+
+def _minimax_m2(content: str, calls: Calls) -> str:
+    written = "".join(
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{_bare(value)}</parameter>\n' for key, value in given.items())
+        + "</invoke>\n"
+        for name, given in calls
+    )
+    return f"{content}\n<minimax:tool_call>\n{written}</minimax:tool_call>"
+
+
+def _cohere(content: str, calls: Calls) -> str:
+    objects = ",".join(
+        f'\n    {{"tool_call_id": "{i}", "tool_name": {_json(name)}, "parameters": {_json(given)}}}'
+        for i, (name, given) in enumerate(calls)
+    )
+    return f"{content}<|START_ACTION|>[{objects}\n]<|END_ACTION|>"
+
+
+def _apertus(content: str, calls: Calls) -> str:
+    objects = ", ".join(f"{{{_json(name)}: {_json(given)}}}" for name, given in calls)
+    return f"{content}<|tools_prefix|>[{objects}]<|tools_suffix|>"
+
+
+def _gemma_value(value: Any, quote: str, key_quote: str = "") -> str:
+    match value:
+        case str():
+            return quote + value + quote
+        case dict():
+            pairs = (f"{key_quote}{key}{key_quote}:{_gemma_value(one, quote, key_quote)}" for key, one in value.items())
+            return "{" + ",".join(pairs) + "}"
+        case list():
+            return "[" + ",".join(_gemma_value(one, quote, key_quote) for one in value) + "]"
+    return _json(value)
+
+
+_GEMMA_QUOTE = '<|"|>'
+
+
+def _gemma4(content: str, calls: Calls) -> str:
+    return content + "".join(
+        f"<|tool_call>call:{name}{_gemma_value(given, _GEMMA_QUOTE)}<tool_call|>" for name, given in calls
+    )
+
+
+def _function_gemma(content: str, calls: Calls) -> str:
+    return content + "".join(
+        f"<start_function_call>call:{name}{_gemma_value(given, '<escape>')}<end_function_call>" for name, given in calls
+    )
+
+
 WRITERS: dict[str, tuple[str, Writer]] = {
     "hermes": ("hermes", _hermes),
     "hermes, one pair of tags": ("hermes", _in_one_pair_of_tags),
@@ -178,6 +242,12 @@ WRITERS: dict[str, tuple[str, Writer]] = {
     "kimi_k2": ("kimi_k2", _kimi_k2),
     "glm": ("glm", _glm),
     "qwen3_coder": ("qwen3_coder", _qwen3_coder),
+    "dsml": ("dsml", _dsml),
+    "minimax_m2": ("minimax_m2", _minimax_m2),
+    "cohere": ("cohere", _cohere),
+    "apertus": ("apertus", _apertus),
+    "gemma4": ("gemma4", _gemma4),
+    "gemma4, function_gemma": ("gemma4", _function_gemma),
     "functionary_v3_1": ("functionary_v3_1", _functionary_v3_1),
     "functionary_v3_2": ("functionary_v3_2", _functionary_v3_2),
     "harmony": ("harmony", _harmony),
@@ -306,6 +376,25 @@ SAMPLES = [
     Sample("qwen3_coder", "<tool_call>\n<function=math.add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nb c\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=stop>\n</function>\n</tool_call>", "", (("math.add", {"a": 1, "b": "b c"}), ("stop", {}))),
     Sample("qwen3_coder", "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>", "", (PARIS,)),
     Sample("qwen3_coder", "<tool_call>\nnothing", "<tool_call>\nnothing"),
+    # Invocations
+    Sample("dsml", 'Wait.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">12</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n<｜DSML｜parameter name="where" string="false">{"a": [1]}</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="stop">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>', "Wait.",
+           (("get_weather", {"city": "12", "days": 3, "where": {"a": [1]}}), ("stop", {}))),
+    Sample("dsml", '<｜DSML｜function_calls>\n<｜DSML｜invoke name="stop">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>', "", (("stop", {}),)),
+    Sample("dsml", '<｜DSML｜tool_calls> is how it begins', '<｜DSML｜tool_calls> is how it begins'),
+    Sample("dsml", '<｜DSML｜tool_calls><｜DSML｜invoke name="math.add"><｜DSML｜parameter name="a" string="false">"q"</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>', "", (("math.add", {"a": "q"}),)),
+    Sample("minimax_m2", '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">New\nYork</parameter>\n<parameter name="days">2</parameter>\n<parameter name="places">["a", "b"]</parameter>\n</invoke>\n</minimax:tool_call>', "",
+           (("get_weather", {"city": "New\nYork", "days": 2, "places": ["a", "b"]}),)),
+    Sample("minimax_m2", '<minimax:tool_call>?', '<minimax:tool_call>?'),
+    # Cohere, Apertus, Gemma
+    Sample("cohere", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n    {"tool_call_id": "1", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>', "", (PARIS, ("stop", {}))),
+    Sample("cohere", "<|START_ACTION|>[]<|END_ACTION|>", "<|START_ACTION|>[]<|END_ACTION|>"),
+    Sample("apertus", 'So:<|tools_prefix|>[{"get_weather": {"city": "Paris"}}, {"stop": {}}]<|tools_suffix|>', "So:", (PARIS, ("stop", {}))),
+    Sample("apertus", '<|tools_prefix|>[{"stop": 1}]<|tools_suffix|>', '<|tools_prefix|>[{"stop": 1}]<|tools_suffix|>'),
+    Sample("gemma4", '<|tool_call>call:get_weather{city:<|"|>São "Paulo", {x:1}<|"|>,days:3,exact:true,limit:null,places:[<|"|>a<|"|>,<|"|><|"|>],where:{x:{y:[]}}}<tool_call|><|tool_call>call:stop{}<tool_call|>', "",
+           (("get_weather", {"city": 'São "Paulo", {x:1}', "days": 3, "exact": True, "limit": None, "places": ["a", ""], "where": {"x": {"y": []}}}), ("stop", {}))),
+    Sample("gemma4", "<start_function_call>call:get_weather{city:<escape>Paris<escape>,limit:None}<end_function_call>", "", (("get_weather", {"city": "Paris", "limit": None}),)),
+    Sample("gemma4", "<|tool_call>call me", "<|tool_call>call me"),
+    Sample("gemma4", '<|tool_call>call:math.add{<|"|>a<|"|>:-1.5e3, b: False}<tool_call|>!', "!", (("math.add", {"a": -1500.0, "b": False}),)),
     # Functionary
     Sample("functionary_v3_1", 'Now <function=get_weather>{"city": "Paris"}</function>', "Now", (PARIS,)),
     Sample("functionary_v3_1", '<|python_tag|>print("hi")', "", (("python", {"code": 'print("hi")'}),)),

@@ -37,6 +37,11 @@ def install(name: str, steps: Callable[[Path], None], *, minutes: float) -> Path
     return folder
 
 
+def forget(name: str) -> None:
+    """So that it is installed again."""
+    (FOLDER / name / ".installed").unlink(missing_ok=True)
+
+
 def make_environment(folder: Path, *requirements: str) -> Path:
     """A virtual environment with these packages; its Python."""
     python = folder / "venv" / "bin" / "python"

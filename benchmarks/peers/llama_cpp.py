@@ -7,12 +7,13 @@ the quickest way to run it; online it is `llama-server`.
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers import installation
-from benchmarks.peers.installation import install, run
+from benchmarks.peers.installation import FOLDER, install, run
 
 from headrace.cli.environment import child_environment
 
@@ -27,23 +28,13 @@ def folder() -> Path:
 
 def _install(folder: Path) -> None:
     log = folder / "install.log"
-    python = installation.make_environment(folder)
-    downloads = folder / "downloads"
-    installation.pip(
-        python,
-        log,
-        "download",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-        "--dest",
-        str(downloads),
-        f"llama-cpp-python=={VERSION}",
-    )
-    (archive,) = downloads.glob("*.tar.gz")
+    downloads = FOLDER / "downloads"
+    archive = downloads / f"llama_cpp_python-{VERSION}.tar.gz"
+    if not archive.exists():
+        what = ("--no-deps", "--no-binary", ":all:", "--dest", str(downloads), f"llama-cpp-python=={VERSION}")
+        installation.pip(Path(sys.executable), log, "download", *what)
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
-    archive.unlink()
     source, build = folder / f"llama_cpp_python-{VERSION}" / "vendor" / "llama.cpp", folder / "build"
     options = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DLLAMA_OPENSSL=OFF",
                "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF",

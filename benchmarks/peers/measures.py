@@ -4,6 +4,7 @@ Knows prompts, lengths and rounds. Does not know how results are kept.
 """
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -290,11 +291,19 @@ def size(plan: Plan) -> list[Measured]:
 
 
 def _headrace_bytes() -> int:
+    """Of what `pip install .` makes of this working tree, anew each time; from a copy, since building replaces kernels."""
     root = Path(__file__).parents[2]
 
     def steps(folder: Path) -> None:
-        installation.make_environment(folder, str(root))
+        source = folder / "source"
+        source.mkdir()
+        for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+            shutil.copy2(root / name, source)
+        for name in ("src", "native"):
+            shutil.copytree(root / name, source / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        installation.make_environment(folder, str(source))
 
+    installation.forget("headrace")
     return installation.packages_bytes(installation.install("headrace", steps, minutes=3) / "venv")
 
 
@@ -307,5 +316,5 @@ PARTS = (
     Part("rate", "the highest rate that keeps the promises", 5.0, highest_rate),
     Part("start", "from the start of the process to the first token", 0.3, start),
     Part("memory", "what a server holds", 0.7, memory),
-    Part("size", "what is installed", 0.1, size),
+    Part("size", "what is installed; ours is built for it", 3.0, size),
 )

@@ -39,7 +39,7 @@ class PagedDecoder:
         decoder = Decoder(self._ops, spec, source)
         self._cache = KVCache(self._ops, spec, num_blocks=num_blocks, block_size=block_size)
         for layer in self._cache.layers:
-            _fill_with_noise(layer, seed)
+            _fill_with_noise(self._ops, layer, num_blocks, seed)
         self._graph = Graph(self._ops, decoder, self._cache, max_model_len=max_model_len, enforce_eager=enforce_eager)
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._block_size = block_size
@@ -96,13 +96,12 @@ class PagedDecoder:
         return torch.cat(parts)
 
 
-def _fill_with_noise(layer: KVLayer, seed: int) -> None:
+def _fill_with_noise(ops: Ops, layer: KVLayer, num_blocks: int, seed: int) -> None:
     if isinstance(layer, torch.Tensor):
         layer.normal_(std=3.0, generator=torch.Generator().manual_seed(seed))
     else:
-        places = layer.array()
-        noise = np.random.default_rng(seed).normal(scale=3.0, size=places.shape).astype(np.float32)
-        places[:] = noise if places.dtype == np.float32 else noise.view(np.uint32) >> 16
+        layer.array()[:] = np.frombuffer(np.random.default_rng(seed).bytes(layer.array().size), np.uint8)
+        ops.make_finite(layer, range(num_blocks))
 
 
 def _make_ops(name: str, dtype: str, num_threads: int) -> Ops:

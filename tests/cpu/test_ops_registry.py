@@ -1,10 +1,14 @@
 """Which ops are chosen for what, and what is said of it."""
 
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.base.errors import ConfigurationError
+from headrace.engine.ops.capabilities import CAPABILITIES, Overrides
+from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.registry import OpsChoice, check_something_computes, choose_ops
 
 AS_STORED = frozenset({"Q4_1", "Q8_0"})
@@ -130,3 +134,109 @@ def test_a_package_without_the_compiled_kernels_still_serves_and_says_why() -> N
     assert choice.make(1).dtype in ("float32", "bfloat16")
     with pytest.raises(ConfigurationError, match="want of a C\\+\\+ compiler; take ops torch"):
         choose("native")
+
+
+# What a person asks for by name
+
+
+def choose_with(wanted: str = "auto", *, device: str = "cpu", dtype: str = "auto", **asked: Any) -> OpsChoice:
+    return choose_ops(wanted, device=device, dtype=dtype, storages=AS_STORED, block_size=16, overrides=Overrides(**asked))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "fp8_e4m3"])
+def test_native_holds_keys_and_values_as_told(kv_dtype: str) -> None:
+    ops = choose_with(kv_cache_dtype=kv_dtype).make(1)
+    assert (ops.kv_dtype, ops.dtype) == (kv_dtype, "float32")
+
+
+@pytest.mark.usefixtures("kernels")
+def test_where_nobody_says_keys_and_values_are_held_in_bfloat16_and_all_else_in_float32() -> None:
+    ops = choose_with().make(1)
+    assert (ops.kv_dtype, ops.dtype) == ("bfloat16", "float32")
+    assert choose_with("native", dtype="float32").make(1).kv_dtype == "float32"
+
+
+@pytest.mark.usefixtures("kernels")
+def test_fp8_is_e4m3() -> None:
+    assert choose_with(kv_cache_dtype="fp8").make(1).kv_dtype == "fp8_e4m3"
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_dtype_that_is_named_is_the_caches_as_well_unless_another_is_named() -> None:
+    assert choose_with("native", dtype="bfloat16").make(1).kv_dtype == "bfloat16"
+    assert choose_with("native", dtype="bfloat16", kv_cache_dtype="int8").make(1).kv_dtype == "int8"
+    assert choose_with("torch", dtype="bfloat16").make(1).kv_dtype == "bfloat16"
+
+
+@pytest.mark.usefixtures("kernels")
+def test_what_only_native_can_do_chooses_native_even_where_a_dtype_is_named() -> None:
+    assert choose_with(dtype="float32").name == "torch"
+    assert choose_with(dtype="float32", kv_cache_dtype="int8").name == "native"
+    assert choose_with(dtype="float32", quantization="q8_0").name == "native"
+    assert choose_with(dtype="float32", kv_cache_dtype="float32", quantization="none").name == "torch"
+
+
+def test_the_reference_refuses_by_name_what_it_cannot_do() -> None:
+    with pytest.raises(ConfigurationError, match="kv_cache_dtype int8 cannot be had with ops torch in float32"):
+        choose_with("torch", dtype="float32", kv_cache_dtype="int8")
+    with pytest.raises(ConfigurationError, match="kv_cache_dtype float32 cannot be had with ops torch in bfloat16"):
+        choose_with("torch", dtype="bfloat16", kv_cache_dtype="float32")
+    with pytest.raises(ConfigurationError, match="quantization q4_0 cannot be had with ops torch"):
+        choose_with("torch", quantization="q4_0")
+    with pytest.raises(ConfigurationError, match="kv_cache_dtype fp8 needs the native kernels, and they compute on the CPU"):
+        choose_with(device="cuda", kv_cache_dtype="fp8")
+
+
+def test_batch_invariance_is_promised_on_the_cpu_and_refused_on_a_gpu() -> None:
+    assert choose_with("torch", batch_invariant=True).name == "torch"
+    with pytest.raises(ConfigurationError, match="batch_invariant cannot be kept by ops torch on cuda"):
+        choose_with(device="cuda", dtype="float32", batch_invariant=True)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_an_attention_backend_is_part_of_its_ops() -> None:
+    assert choose_with(attention_backend="torch").name == "torch"
+    assert choose_with(attention_backend="native", dtype="float32").name == "native"
+    with pytest.raises(ConfigurationError, match="attention_backend torch is part of ops torch, but ops native"):
+        choose_with("native", attention_backend="torch")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"kv_cache_dtype": "in8"}, "kv_cache_dtype 'in8' is none of auto, .*did you mean 'int8'"),
+        ({"quantization": "q8"}, "quantization 'q8' is none of auto, none, .*did you mean 'q8_0'"),
+        ({"attention_backend": "nativ"}, "attention_backend 'nativ' is none of .*did you mean 'native'"),
+    ],
+)
+def test_an_unknown_name_is_an_error_with_the_nearest_right_one(asked: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Overrides(**asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_weights_are_requantised_as_told() -> None:
+    from headrace.engine.ops.native.ops import NativeOps  # not everywhere built
+
+    rows = np.random.default_rng(0).standard_normal((20, 64)).astype(np.float32)
+    weight = HostTensor("w", "F32", rows.shape, memoryview(rows.tobytes()))
+    x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    exact = x.astype(np.float64) @ rows.T
+    errors = []
+    for name in ("none", "q8_0", "q4_1", "q4_0"):
+        choice = choose_with("native", quantization=name)
+        ops = choice.make(1)
+        assert isinstance(ops, NativeOps)
+        with ops.computing():
+            ours = ops.linear(ops._engine.from_array(x), ops.load_linear([weight])).numpy()
+        errors.append(float(np.sqrt(np.mean((ours - exact) ** 2) / np.mean(exact**2))))
+        assert choice.weights == f"as {'float32' if name == 'none' else name.upper()}"
+    assert errors[0] < 1e-6 < errors[1] < 0.02 < errors[2] < errors[3] < 0.2
+
+
+@pytest.mark.usefixtures("kernels")
+def test_the_table_tells_what_the_native_ops_do() -> None:
+    from headrace.engine.ops.native.ops import KV_DTYPES
+
+    assert CAPABILITIES["native"].kv_dtypes == KV_DTYPES

@@ -42,10 +42,14 @@ CALLS: list[dict[str, Any]] = [
 ASKED = {"role": "user", "content": "How is it?"}
 
 FORMATS = {
+    "Apertus-8B-Instruct": "apertus",
     "ByteDance-Seed-OSS": "qwen3_coder",
+    "Cohere2MoE": "cohere",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "cohere",
     "GLM-4.6": "glm",
     "Kimi-K2-Instruct": "kimi_k2",
     "Kimi-K2-Thinking": "kimi_k2",
+    "LFM2-8B-A1B": "pythonic",
     "LFM2.5-8B-A1B": "pythonic",
     "MiMo-VL": "hermes",
     "MiniMax-M1": "hermes",
@@ -60,6 +64,9 @@ FORMATS = {
     "StepFun3.5-Flash": "qwen3_coder",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
     "deepseek-ai-DeepSeek-V3.1": "deepseek",
+    "deepseek-ai-DeepSeek-V4": "dsml",
+    "deepseek-ai-DeepSeek-V4-Flash-0731": "dsml",
+    "google-gemma-4-31B-it-interleaved": "gemma4",
     "google-gemma-2-2b-it": "generic_json",
     "ibm-granite-granite-3.3-2B-Instruct": "granite",
     "ibm-granite-granite-4.0": "hermes",
@@ -160,7 +167,7 @@ def test_the_format_is_found_in_the_template(name: str) -> None:
         assert reasoning_formats.format_of_template(source_of(name)) is expected
 
 
-WRITES_NO_CALLS = {"google-gemma-2-2b-it", "ibm-granite-granite-3.3-2B-Instruct"}
+WRITES_NO_CALLS = {"LFM2-8B-A1B", "google-gemma-2-2b-it", "ibm-granite-granite-3.3-2B-Instruct"}
 REFUSED_BY_THE_SANDBOX = {"Kimi-K2-Instruct", "Kimi-K2-Thinking"}
 """They change a list, which transformers' sandbox does not allow either."""
 CANNOT_RENDER_TOOLS = {"llama-cpp-deepseek-r1"}

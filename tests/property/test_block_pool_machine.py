@@ -5,16 +5,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.base.ids import BlockId
-from headrace.engine.mind.block_pool import BlockPool
+from headrace.engine.mind.block_pool import EXTENT_BLOCKS, BlockPool
 
-NUM_BLOCKS = 7
+NUM_BLOCKS = 2 * EXTENT_BLOCKS + 5
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.evicted: list[BlockId] = []
-        self.pool = BlockPool(NUM_BLOCKS, self.evicted.append)
+        self.pool = BlockPool(NUM_BLOCKS, self.evicted.extend)
         self.references: dict[BlockId, int] = {}
         self.retained: set[BlockId] = set()
         self.evictable: list[BlockId] = []  # in order of release
@@ -24,15 +24,17 @@ class BlockPoolMachine(RuleBasedStateMachine):
         everything = {BlockId(i) for i in range(NUM_BLOCKS)}
         return everything - set(self.references) - set(self.evictable)
 
-    @rule(count=st.integers(0, NUM_BLOCKS))
-    def allocate(self, count: int) -> None:
+    @rule(count=st.integers(0, NUM_BLOCKS) | st.integers(0, 3), data=st.data())
+    def allocate(self, count: int, data: st.DataObject) -> None:
         count = min(count, self.pool.num_available)
-        num_free = len(self.free)
-        expected_evictions = self.evictable[: max(count - num_free, 0)]
+        after = data.draw(st.sampled_from([None, *sorted(self.references)]))
+        free = self.free
+        expected_evictions = self.evictable[: max(count - len(free), 0)]
         self.evicted.clear()
-        taken = self.pool.allocate(count)
+        taken = self.pool.allocate(count, after=after)
         assert len(set(taken)) == count
         assert self.evicted == expected_evictions, "evicts only when nothing is free, the oldest release first"
+        self.prefers_neighbours(taken, after, free)
         for block_id in expected_evictions:
             self.evictable.remove(block_id)
             self.retained.discard(block_id)
@@ -40,11 +42,24 @@ class BlockPoolMachine(RuleBasedStateMachine):
             assert block_id not in self.references
             self.references[block_id] = 1
 
+    def prefers_neighbours(self, taken: list[BlockId], after: BlockId | None, free: set[BlockId]) -> None:
+        """A block follows its predecessor where it can; a new run begins in an extent that none is freer than."""
+        free = set(free)
+        for block_id in taken[: len(free)]:
+            if after is not None and after + 1 in free:
+                assert block_id == after + 1
+            else:
+                extents = [range(first, first + EXTENT_BLOCKS) for first in range(0, NUM_BLOCKS, EXTENT_BLOCKS)]
+                num_free = [len(free.intersection(extent)) for extent in extents]
+                assert num_free[block_id // EXTENT_BLOCKS] == max(num_free)
+            free.remove(block_id)
+            after = block_id
+
     @precondition(lambda self: self.references or self.evictable)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         block_id = data.draw(st.sampled_from(sorted([*self.references, *self.evictable])))
-        self.pool.share(block_id)
+        self.pool.share([block_id])
         if block_id in self.evictable:
             self.evictable.remove(block_id)
         self.references[block_id] = self.references.get(block_id, 0) + 1
@@ -67,7 +82,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
         block_id = data.draw(st.sampled_from(sorted(self.references)))
-        self.pool.retain(block_id)
+        self.pool.retain([block_id])
         self.retained.add(block_id)
 
     @precondition(lambda self: self.retained)

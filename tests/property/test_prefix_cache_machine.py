@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.base.ids import BlockHash, BlockId, SequenceId
+from headrace.engine.mind.block_hashing import chain
 from headrace.engine.mind.prefix_cache import PrefixCache
 
 BLOCK_SIZE = 2
@@ -26,22 +27,23 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     def hashes(self, owner: tuple[str, str], ids: tuple[int, ...]) -> list[BlockHash]:
         parent = self.cache.root(adapter=owner[0], cache_salt=owner[1])
-        chain = []
+        hashes = []
         for start in range(0, len(ids), BLOCK_SIZE):
-            parent = self.cache.chain(parent, ids[start : start + BLOCK_SIZE])
-            chain.append(parent)
-        return chain
+            parent = chain(parent, ids[start : start + BLOCK_SIZE])
+            hashes.append(parent)
+        return hashes
 
     def beginnings(self, owner: tuple[str, str], ids: tuple[int, ...]) -> list[Beginning]:
         return [(*owner, ids[:end]) for end in range(BLOCK_SIZE, len(ids) + 1, BLOCK_SIZE)]
 
     @rule(owner=owners, ids=tokens)
     def publish(self, owner: tuple[str, str], ids: tuple[int, ...]) -> None:
-        for block_hash, beginning in zip(self.hashes(owner, ids), self.beginnings(owner, ids), strict=True):
-            block_id = BlockId(self.next_block)
-            self.next_block += 1
-            was_new = self.cache.publish(block_hash, block_id)
-            assert was_new == (beginning not in self.known), "the first block with a content stays the known one"
+        hashes, beginnings = self.hashes(owner, ids), self.beginnings(owner, ids)
+        block_ids = [BlockId(self.next_block + index) for index in range(len(hashes))]
+        self.next_block += len(hashes)
+        published = self.cache.publish(hashes, block_ids)
+        for beginning, block_id in zip(beginnings, block_ids, strict=True):
+            assert (block_id in published) == (beginning not in self.known), "the first with a content stays the known one"
             self.known.setdefault(beginning, block_id)
             self.computing.pop(beginning, None)
 
@@ -58,7 +60,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         beginning = data.draw(st.sampled_from(sorted(self.known)))
-        self.cache.forget(self.known.pop(beginning))
+        self.cache.forget([self.known.pop(beginning)])
 
     @rule(owner=owners, ids=tokens, author=st.integers(0, 2))
     def announce(self, owner: tuple[str, str], ids: tuple[int, ...], author: int) -> None:

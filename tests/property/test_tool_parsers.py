@@ -84,14 +84,20 @@ def _type(value: Any) -> str:
             return "object"
 
 
-_UNTAGGABLE = re.compile(r"</parameter>|</arg_value>")
+_UNTAGGABLE = re.compile(r"</parameter>|</arg_value>|</｜DSML｜parameter>")
+_UNQUOTABLE = re.compile(r"<\|\\?\"\|>|<escape>")
+_NO_BARE_KEY = re.compile(r"[:{}\[\],<>\n\"]|^\s|\s$|^$")
 
 
 def _is_writable(format_name: str, given_calls: list[tuple[str, Arguments]]) -> bool:
     """Bare text cannot say everything: not its own end, and not a string beside other types."""
     if format_name == "functionary_v3_2":
         return True
-    if format_name not in ("glm", "qwen3_coder"):
+    if format_name == "gemma4":
+        return not _UNQUOTABLE.search(json.dumps(given_calls)) and all(map(_has_bare_keys, given_calls))
+    if format_name == "dsml":
+        return not _UNTAGGABLE.search(json.dumps(given_calls, ensure_ascii=False))
+    if format_name not in ("glm", "qwen3_coder", "minimax_m2"):
         return True
     tools = schemas_of(given_calls)
     return not any(
@@ -99,6 +105,13 @@ def _is_writable(format_name: str, given_calls: list[tuple[str, Arguments]]) -> 
         for name, given_arguments in given_calls
         for key, value in given_arguments.items()
     )
+
+
+def _has_bare_keys(value: Any) -> bool:
+    """Whether no key of any object needs quotes."""
+    if isinstance(value, dict):
+        return all(not _NO_BARE_KEY.search(key) and len(key) < 128 and _has_bare_keys(one) for key, one in value.items())
+    return not isinstance(value, list | tuple) or all(map(_has_bare_keys, value))
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -22,6 +22,7 @@ from headrace.cli.environment import read_environment
 from headrace.cli.model_names import names_served, resolve_model
 from headrace.cli.serve_options import ServeOptions, add_options, merge
 from headrace.cli.startup import StartupDisplay
+from headrace.engine.grammar.registry import ENFORCES_TAGS
 from headrace.engine.host.client import EngineClient
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.host.tokenizer import load_tokenizer
@@ -84,6 +85,10 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             dtype=options.dtype,
             device=options.device,
             ops=options.ops,
+            attention_backend=options.attention_backend,
+            kv_cache_dtype=options.kv_cache_dtype,
+            quantization=options.quantization,
+            batch_invariant=options.batch_invariant,
             num_threads=options.threads,
             enforce_eager=options.enforce_eager,
             max_model_len=options.max_model_len,
@@ -111,6 +116,7 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             access_log=options.access_log,
             tool_call_parser=options.tool_call_parser or None,
             reasoning_parser=options.reasoning_parser or None,
+            enforces_tags=options.structured_output_backend in ENFORCES_TAGS,
         ),
         chat_template=_read_chat_template(options.chat_template),
     )

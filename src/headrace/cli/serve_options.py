@@ -16,6 +16,7 @@ from headrace.cli.packaged_models import DEFAULT_MODEL
 from headrace.engine.grammar.registry import BACKENDS
 from headrace.engine.host.config import AUTO_MAX_MODEL_LEN, ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.mind.config import SchedulingPolicy
+from headrace.engine.ops.capabilities import ATTENTION_BACKENDS, KV_CACHE_DTYPES, QUANTIZATION_NAMES
 from headrace.obs.logging import LEVELS, LogFormat
 from headrace.server.reasoning import formats as reasoning_formats
 from headrace.server.tools import formats as tool_formats
@@ -104,12 +105,24 @@ class ServeOptions:
         shown="the model's own name",
     )  # fmt: skip
     dtype: str = option(
-        ENGINE.dtype, choice(("auto", "float32", "bfloat16")), Group.MODEL, "how weights, activations and KV are held"
+        ENGINE.dtype, choice(("auto", "float32", "bfloat16")), Group.MODEL, "how weights and activations are held"
     )
     device: str = option(ENGINE.device, choice(("auto", "cpu", "cuda")), Group.MODEL, "what computes")
     ops: str = option(
         ENGINE.ops, choice(("auto", "native", "torch")), Group.MODEL, "which kernels compute",
         shown="native where they serve the model as stored",
+    )  # fmt: skip
+    attention_backend: str = option(
+        ENGINE.attention_backend, choice(ATTENTION_BACKENDS), Group.MODEL, "whose attention; the rest computes there too",
+        shown="that of --ops",
+    )  # fmt: skip
+    quantization: str = option(
+        ENGINE.quantization, choice(QUANTIZATION_NAMES), Group.MODEL,
+        "what matrices are turned into as they are loaded; none is --dtype", shown="kept as stored where kernels take them",
+    )  # fmt: skip
+    batch_invariant: bool = option(
+        ENGINE.batch_invariant, SWITCH, Group.MODEL,
+        "refuse to start where an answer's bits might depend on what is computed beside it",
     )  # fmt: skip
     threads: int = option(
         ENGINE.num_threads, COUNT, Group.MODEL, "threads that compute", spellings=("--num-threads",), shown="one per core"
@@ -159,6 +172,9 @@ class ServeOptions:
         "share of the memory still free once the weights are loaded, for the KV cache",
         spellings=("--gpu-memory-utilization",), shown="0.4 of the machine's, 0.9 of a GPU's",
     )  # fmt: skip
+    kv_cache_dtype: str = option(
+        ENGINE.kv_cache_dtype, choice(KV_CACHE_DTYPES), Group.MEMORY, "how keys and values are held; fp8 is fp8_e4m3"
+    )
     block_size: int = option(ENGINE.block_size, COUNT, Group.MEMORY, "tokens per KV block")
     enable_prefix_caching: bool = option(
         ENGINE.enable_prefix_caching, SWITCH, Group.MEMORY, "reuse the KV of equal beginnings"

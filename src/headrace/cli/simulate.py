@@ -16,6 +16,8 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.units import seconds
 from headrace.cli.report_view import report_console, show_summary
+from headrace.cli.simulate_cases import case_names, run_cases
+from headrace.cli.simulate_fleet import add_options, run_fleet
 from headrace.engine.host.recording import read_recording
 from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.result_file import write_result
@@ -24,6 +26,7 @@ from headrace.measure.workload.request import Workload
 from headrace.measure.workload.reuse import reuse
 from headrace.measure.workload.workload_file import read_workload
 from headrace.sim.cost_model import EngineModel, read_engine
+from headrace.sim.fault_cases import CASES
 from headrace.sim.replay import replay
 from headrace.sim.scenario import run_scenario
 from headrace.sim.simulation import Outcome
@@ -36,12 +39,23 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "simulate",
         help="rehearse the engine's decisions in virtual time",
-        description="Runs the engine's real scheduler in virtual time under scenarios drawn from seeds, checking every "
-        "invariant after every event; or replays a recording (serve --record-steps) and compares the plans byte for byte.",
+        description="Rehearses a fleet that a file describes under a workload, with the real router and schedulers in "
+        "virtual time. Without a fleet: runs the real scheduler under scenarios drawn from seeds, checking every invariant "
+        "after every event; or replays a recording (serve --record-steps) and compares the plans byte for byte.",
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    add_options(parser)
+    parser.add_argument("--seed", type=int, help="the first seed (default 0, or the fleet file's)")
     parser.add_argument("--num-seeds", type=_positive, default=1, help="how many seeds, counted up (default 1)")
-    parser.add_argument("--num-requests", type=_positive, default=100, help="requests per scenario (default 100)")
+    parser.add_argument(
+        "--num-requests", type=_positive, help="requests per scenario (default 100), or per fleet of a case (default 30)"
+    )
+    parser.add_argument(
+        "--case",
+        metavar="CASE",
+        help="rehearse small fleets under drawn faults, checking every rule after every event, and that all ends once all "
+        f"is healed: {', '.join(CASES)}, or all",
+    )
+    parser.add_argument("--num-jobs", type=_positive, default=1, help="with --case: over so many processes (default 1)")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a recording instead of drawing scenarios")
     parser.add_argument(
         "--workload", type=Path, metavar="FILE", help="rehearse a workload that `headrace bench --write-workload` wrote"
@@ -61,13 +75,26 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 if every rule held, 1 if not, with the one line that reproduces the failure."""
     console = report_console()
+    if options.fleet is not None:
+        if options.workload is None:
+            raise ConfigurationError("a fleet needs something to do: add --workload FILE")
+        return run_fleet(options, _read_workload(options.workload), console)
+    if options.case is not None:
+        return run_cases(
+            case_names(options.case),
+            first_seed=options.seed or 0,
+            num_seeds=options.num_seeds,
+            num_requests=options.num_requests or 30,
+            num_jobs=options.num_jobs,
+            console=console,
+        )
     if options.replay is not None:
         return _replay(options.replay, console)
     if options.workload is not None:
         return _run_workload(options.workload, options.engine, options.result, console)
     if options.engine is not None or options.result is not None:
         raise ConfigurationError("--engine and --result belong to --workload: add it, or leave them out")
-    return _simulate(options.seed, options.num_seeds, options.num_requests, console)
+    return _simulate(options.seed or 0, options.num_seeds, options.num_requests or 100, console)
 
 
 def _run_workload(path: Path, engine: Path | None, result: Path | None, console: Console) -> int:

@@ -78,7 +78,7 @@ class FunctionDefinition(Struct, forbid_unknown_fields=True, frozen=True, omit_d
     ] = None
     strict: Annotated[
         bool | None,
-        Meta(description="Hold calls to the schema. `required` and named choices always are; with `auto` this is refused."),
+        Meta(description="Hold calls to the schema. `required` and named choices always are; with `auto` those that ask."),
     ] = None
 
 

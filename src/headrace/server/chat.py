@@ -74,7 +74,7 @@ async def answer_chat(call: Call, reply: Reply) -> None:
     asked = Asked(
         num_logprobs=_num_logprobs(request),
         num_prompt_logprobs=num_prompt_logprobs(request),
-        structured_output=reading.form_after_reasoning(use.required_form or form, rendered.text, tokenizer),
+        structured_output=reading.form_after_reasoning(rendered.text, tokenizer),
         bad_words_token_ids=bad_words_token_ids(request.bad_words or (), tokenizer),
         shown_special_token_ids=reading.shown_special_token_ids(tokenizer),
         reasoning_marks=reading.reasoning_format,

@@ -29,6 +29,9 @@ class ServerConfig:
     """How the model writes calls of tools; None: as its chat template shows."""
     reasoning_parser: str | None = None
     """How the model marks its reasoning; None: as its chat template shows; `none`: it is not told apart."""
+    enforces_tags: bool = True
+    """The engine enforces structural tags, so that calls which must come are written as the model writes them; without
+    that they are plain JSON."""
     access_log: bool = True
     """Write a line for every request except health checks and scrapes."""
 

@@ -7,7 +7,7 @@ import functools
 import secrets
 import string
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -20,6 +20,7 @@ from headrace.server.reasoning import formats as reasoning_formats
 from headrace.server.reasoning.formats import ReasoningFormat
 from headrace.server.reasoning.parser import ReasoningParser
 from headrace.server.tools import formats as tool_formats
+from headrace.server.tools.answer_form import answer_form
 from headrace.server.tools.formats import ToolFormat
 from headrace.server.tools.parser import ToolParser
 from headrace.server.tools.request import ToolUse
@@ -116,6 +117,8 @@ class AnswerReading:
     tools: Tools | None
     tool_format: ToolFormat | None
     """None: nothing in the answers is a call."""
+    form: StructuredOutput | None
+    """What the answers must be, if anything."""
     reasoning_format: ReasoningFormat | None
     """None: the model does not reason, or the tool format tells it apart."""
     separates_reasoning: bool = False
@@ -145,21 +148,20 @@ class AnswerReading:
             marks += self.reasoning_format.marks
         return frozenset(_special_tokens(tokenizer, marks))
 
-    def form_after_reasoning(
-        self, form: StructuredOutput | None, prompt: str, tokenizer: Tokenizer
-    ) -> StructuredOutput | None:
+    def form_after_reasoning(self, prompt: str, tokenizer: Tokenizer) -> StructuredOutput | None:
         """The form, beginning behind the reasoning if the prompt has begun one."""
-        if form is None or self.reasoning_format is None or not self.reasoning_format.is_begun_by(prompt):
-            return form
+        if self.form is None or self.reasoning_format is None or not self.reasoning_format.is_begun_by(prompt):
+            return self.form
         mark = self.reasoning_format.closing[0]
         mark_ids = tuple(tokenizer.encode(mark, add_special_tokens=False, parse_special=True))
-        return msgspec.structs.replace(form, begins_after=mark_ids)
+        return msgspec.structs.replace(self.form, begins_after=mark_ids)
 
 
 def answer_reading(use: ToolUse, config: ServerConfig, template: str | None, *, shows_reasoning: bool) -> AnswerReading:
     """`template`: the source of the chat template that renders the request.
 
-    Raises InvalidRequestError where tools were given to a model that nobody tells of them.
+    Raises InvalidRequestError where tools were given to a model that nobody tells of them, or what is asked of its calls
+    cannot be enforced.
     """
     if use.for_template and template is not None and "tool" not in template and config.tool_call_parser is None:
         raise InvalidRequestError(
@@ -168,14 +170,13 @@ def answer_reading(use: ToolUse, config: ServerConfig, template: str | None, *, 
             code="unsupported_parameter",
         )
     tool_format = _tool_format(config.tool_call_parser, template)
-    if use.required_form is not None and tool_format is not None:
-        # Constrained decoding writes plain JSON, whatever the model would have written.
-        tool_format = replace(tool_formats.FORMATS["generic_json"], short_ids=tool_format.short_ids)
+    tool_format, form = answer_form(use, tool_format, template or "", enforces_tags=config.enforces_tags)
     separates = tool_format is not None and tool_format.separates_reasoning
     is_read = use.tools is not None or (tool_format is not None and tool_format.is_always_on)
     return AnswerReading(
         tools=use.tools,
         tool_format=tool_format if is_read else None,
+        form=form,
         reasoning_format=None if separates else reasoning_format(config, template),
         separates_reasoning=separates,
         shows_reasoning=shows_reasoning,

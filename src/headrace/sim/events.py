@@ -1,7 +1,7 @@
 """EventQueue: what happens next in virtual time. Knows order, nothing else.
 
-Events are ordered by time, then by rank, then by the order in which they were scheduled, so a run depends on its inputs
-alone.
+Events are ordered by time, then by rank, then by their source, then by the order in which they were scheduled, so a run
+depends on its inputs alone. A source may schedule an event anew, at the same moment, and nothing of any other changes place.
 """
 
 import heapq
@@ -25,8 +25,13 @@ class Rank(IntEnum):
 class EventQueue:
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
-        self._heap: list[tuple[Nanos, Rank, int, Callable[[], None]]] = []
+        self._heap: list[tuple[Nanos, int, int, int, Callable[[], None]]] = []
         self._num_scheduled = 0
+
+    @property
+    def num_scheduled(self) -> int:
+        """Events since the beginning, those that have happened included."""
+        return self._num_scheduled
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -35,13 +40,14 @@ class EventQueue:
     def next_moment(self) -> Nanos:
         return self._heap[0][0]
 
-    def schedule(self, moment: Nanos, rank: Rank, action: Callable[[], None]) -> None:
+    def schedule(self, moment: Nanos, rank: Rank, action: Callable[[], None], *, source: int = 0) -> None:
+        """`source`: whose event it is, by number; 0 where it does not matter."""
         assert moment >= self._clock.now(), "an event cannot be scheduled in the past"
-        heapq.heappush(self._heap, (moment, rank, self._num_scheduled, action))
+        heapq.heappush(self._heap, (moment, rank, source, self._num_scheduled, action))
         self._num_scheduled += 1
 
     def run_next(self) -> None:
         """Advances the clock to the next event and performs it."""
-        moment, _, _, action = heapq.heappop(self._heap)
+        moment, _, _, _, action = heapq.heappop(self._heap)
         self._clock.advance_to(moment)
         action()

@@ -1,8 +1,16 @@
-"""What must hold of every plan, checked in rehearsal after each. What must hold of the mind's own books, the mind checks
-itself (`EngineCore.check_integrity`)."""
+"""What must hold in rehearsal, whatever goes wrong. What must hold of a mind's own books, the mind checks itself
+(`check_integrity`); here is what nobody inside can know: what was told to whom, and in which order.
 
+Keeps its own account of members, epochs, generations and tenants, and believes none of the fleet's.
+"""
+
+from collections.abc import Callable, Mapping
+
+from headrace.base.ids import BlockId, RequestId, SequenceId
 from headrace.engine.mind.config import SchedulerConfig
+from headrace.engine.mind.request import Request
 from headrace.engine.mind.step import StepPlan
+from headrace.sim.watch import Watch
 
 
 def check_step(plan: StepPlan, config: SchedulerConfig) -> None:
@@ -14,3 +22,99 @@ def check_step(plan: StepPlan, config: SchedulerConfig) -> None:
     assert len(ids) == len(set(ids)), "a sequence is scheduled twice in one step"
     assert all(entry.num_tokens >= 1 for entry in plan.scheduled), "an entry that computes nothing"
     assert {new.sequence_id for new in plan.new_sequences} <= set(ids), "a new sequence that is not scheduled"
+
+
+class FleetInvariants(Watch):
+    """Asserts, as things happen. `salt_of` knows the tenant of a request by its seed, which crosses every boundary."""
+
+    def __init__(self, configs: Mapping[str, SchedulerConfig], salt_of: Callable[[int], str]) -> None:
+        self._configs = configs
+        self._salt_of = salt_of
+        self._last_epoch = 0
+        self._accepting: dict[str, int] = {}  # by replica, the epoch in which it may be sent to
+        self._present: dict[str, int] = {}  # by replica, the epoch of which it is a member, draining or not
+        self._newest: dict[RequestId, int] = {}
+        self._forwarded: dict[RequestId, int] = {}
+        self._admitted: set[tuple[str, int, RequestId, int]] = set()
+        self._tenants: dict[str, _Tenants] = {name: _Tenants() for name in configs}
+        self.touched: dict[str, None] = {}
+        """Replicas whose minds decided something since somebody looked."""
+        self.num_dispatches = 0
+
+    # The router and its members
+
+    def joined(self, replica: str, epoch: int) -> None:
+        if self._present.get(replica) == epoch:
+            return  # the same news again; if it drains meanwhile, it goes on draining
+        assert epoch > self._last_epoch, f"{replica} joins in epoch {epoch}, and {self._last_epoch} was given before"
+        self._last_epoch = epoch
+        self._accepting[replica] = self._present[replica] = epoch
+
+    def draining(self, replica: str) -> None:
+        self._accepting.pop(replica, None)
+
+    def left(self, replica: str) -> None:
+        self._accepting.pop(replica, None)
+        self._present.pop(replica, None)
+
+    def dispatched(self, replica: str, epoch: int, request_id: RequestId, generation: int) -> None:
+        self.num_dispatches += 1
+        assert self._accepting.get(replica) == epoch, (
+            f"{request_id} is sent to {replica} in epoch {epoch}, where it takes {self._accepting.get(replica, 'nothing')}"
+        )
+        assert generation > self._newest.get(request_id, 0), f"{request_id} is sent twice in generation {generation}"
+        assert request_id not in self._forwarded, f"{request_id} is sent again after its client saw output"
+        self._newest[request_id] = generation
+
+    def admitted(self, replica: str, epoch: int, present_epoch: int, request: Request, generation: int) -> None:
+        self.touched[replica] = None
+        assert epoch == present_epoch, f"{replica} takes work of epoch {epoch} in epoch {present_epoch}"
+        name = (replica, epoch, request.request_id, generation)
+        assert name not in self._admitted, f"{replica} takes generation {generation} of {request.request_id} twice"
+        self._admitted.add(name)
+
+    def forwarded(self, request_id: RequestId, generation: int) -> None:
+        assert generation == self._newest[request_id], (
+            f"output of a superseded generation of {request_id} went to its client"
+        )
+        assert self._forwarded.setdefault(request_id, generation) == generation, (
+            f"{request_id} has output of two generations"
+        )
+
+    # The engines
+
+    def planned(self, replica: str, plan: StepPlan) -> None:
+        self.touched[replica] = None
+        config = self._configs[replica]
+        check_step(plan, config)
+        self._tenants[replica].note(plan, config.block_size, self._salt_of)
+
+    def lost_cache(self, replica: str) -> None:
+        self._tenants[replica] = _Tenants()
+
+
+class _Tenants:
+    """Whose content lies in each block of one replica, by who wrote it."""
+
+    def __init__(self) -> None:
+        self._salts: dict[SequenceId, str] = {}
+        self._tables: dict[SequenceId, list[BlockId]] = {}
+        self._writer: dict[BlockId, str] = {}
+
+    def note(self, plan: StepPlan, block_size: int, salt_of: Callable[[int], str]) -> None:
+        for sequence_id in plan.released_sequence_ids:
+            self._salts.pop(sequence_id, None)
+            self._tables.pop(sequence_id, None)
+        for new in plan.new_sequences:
+            self._salts[new.sequence_id] = salt_of(new.sampling.seed)
+            self._tables[new.sequence_id] = []
+        for entry in plan.scheduled:
+            salt, table = self._salts[entry.sequence_id], self._tables[entry.sequence_id]
+            begins = not table
+            table[entry.block_offset : entry.block_offset + len(entry.block_ids)] = entry.block_ids
+            first_written = entry.num_computed_tokens // block_size
+            if begins:
+                for block_id in table[:first_written]:
+                    assert self._writer[block_id] == salt, f"sequence {entry.sequence_id} reads another tenant's block"
+            for block_id in table[first_written:]:
+                self._writer[block_id] = salt

@@ -13,7 +13,6 @@ import msgspec
 from headrace.base.clock import ManualClock, Nanos
 from headrace.base.errors import OverloadedError
 from headrace.base.ids import RequestId
-from headrace.base.rng import stream
 from headrace.base.units import nanos
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.engine_core import EngineCore
@@ -26,11 +25,9 @@ from headrace.measure.workload.request import ChatPrompt, TextPrompt, TokenPromp
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import SimExecutor
 from headrace.sim.front_end import NO_FRONT_END, FrontEnd, FrontEndCost
+from headrace.sim.prompts import stand_in_tokens
 from headrace.sim.replica import Observer, SimReplica
 from headrace.sim.step_cost import StepCost
-
-_CHARACTERS_PER_TOKEN = 4
-"""Text has no tokens here, so this stands in for a tokenizer; equal beginnings of texts are equal beginnings of tokens."""
 
 
 def run_workload(
@@ -163,11 +160,11 @@ class _Rehearsal(Observer):
             case TokenPrompt(segments):
                 return token_ids(segments, seed=workload.seed, vocab_size=workload.vocab_size)
             case TextPrompt(text):
-                return _stand_in_tokens(text, workload.vocab_size)
+                return stand_in_tokens(text, workload.vocab_size)
             case ChatPrompt(messages, continues):
                 text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
                 before = self._contexts.get(request.after, []) if continues else []
-                return [*before, *_stand_in_tokens(text, workload.vocab_size)]
+                return [*before, *stand_in_tokens(text, workload.vocab_size)]
 
 
 class _LiveRequest:
@@ -209,12 +206,6 @@ class _LiveRequest:
             error=error,
             error_detail=detail,
         )
-
-
-def _stand_in_tokens(text: str, vocab_size: int) -> list[int]:
-    """A token for every few characters, by what they are."""
-    pieces = [text[start : start + _CHARACTERS_PER_TOKEN] for start in range(0, len(text), _CHARACTERS_PER_TOKEN)]
-    return [stream(0, piece).randrange(vocab_size) for piece in pieces] or [0]
 
 
 def _measured(facts: RunFacts, *, duration_ns: Nanos, in_flight_integral_ns: int, counters: Mapping[str, float]) -> RunFacts:

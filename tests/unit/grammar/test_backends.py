@@ -272,6 +272,22 @@ def test_after_a_trigger_a_tag_must_have_its_form(llguidance: GrammarBackend, an
             ["<t>x</t>", "first <t>x</T>"],
             ["", "no tag", "<t>x</t> more"],
         ),
+        (
+            {"type": "triggered_tags", "triggers": ["<t>"], "excludes": ["no"], "tags": [
+                {"begin": "<t>", "content": {"type": "const_string", "value": "x"}, "end": "."}]},
+            ["", "words <t", "a<t>x.b<t>x.c"],
+            ["<t>y.", "a <t> b", "no", "<t>x.no", "a no <t>x."],
+        ),
+        (
+            {"type": "tag", "begin": ".", "content": {"type": "any_text", "excludes": ["/x", "("]}, "end": "/x"},
+            ["./x", ".a/b/x", ".\n./x"],
+            [".a/x/x", ".(/x", ".a"],
+        ),
+        (
+            {"type": "regex", "pattern": "[a-c]{2,4}", "excludes": ["bb"]},
+            ["ab", "abab"],
+            ["bb", "abba", "a", "ababa"],
+        ),
     ],
 )  # fmt: skip
 def test_each_format_means_what_it_says(
@@ -288,12 +304,20 @@ def test_a_tag_that_is_a_control_token_is_that_token(llguidance: GrammarBackend)
     assert allowed(matcher) == [IM_START]
 
 
+def test_tags_keep_to_the_whitespace_that_was_asked_for(llguidance: GrammarBackend) -> None:
+    described = {"format": {"type": "json_schema", "json_schema": {"type": "array", "items": {"type": "null"}}}}
+    assert accepts(llguidance, form(OutputKind.STRUCTURAL_TAG, described), "[null, null]")
+    tight = form(OutputKind.STRUCTURAL_TAG, described, disable_any_whitespace=True)
+    assert accepts(llguidance, tight, "[null,null]")
+    assert not accepts(llguidance, tight, "[null, null]")
+
+
 @pytest.mark.parametrize(
     ("described", "param"),
     [
         ({"format": {"type": "token", "token": 5}}, "format"),
         ({"format": {"type": "sequence", "elements": [{"type": "regex"}]}}, "format.elements[0].pattern"),
-        ({"format": {"type": "any_text", "excludes": ["x"]}}, "format"),
+        ({"format": {"type": "any_text", "excludes": [""]}}, "format.excludes"),
         ({"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<b"]}, "structures.tags[0]"),
         ({"structures": [{"begin": "<a>", "schema": {"uniqueItems": True}, "end": "."}], "triggers": ["<a"]}, ""),
     ],

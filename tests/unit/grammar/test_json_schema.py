@@ -45,7 +45,8 @@ def refusal(schema: Any) -> str:
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"not": {"type": "string"}}, "not"),
         ({"if": {"type": "string"}, "then": {"minLength": 2}}, "if"),
-        ({"propertyNames": {"maxLength": 3}}, "propertyNames"),
+        ({"propertyNames": {"enum": ["a"]}}, "propertyNames"),
+        ({"propertyNames": {"maxLength": 3}, "properties": {"a": True}}, "propertyNames"),
         ({"contains": {"type": "integer"}}, "contains"),
         ({"type": "string", "format": "idn-email"}, "idn-email"),
     ],
@@ -87,6 +88,64 @@ def test_a_property_that_needs_another_comes_with_it() -> None:
     assert [accepts(BACKEND, wanted, text) for text in ('{"a": 1, "b": 2}', '{"b": 2}', "{}", '{"a": 1}')] == [
         True, True, True, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("keyword", ["dependentSchemas", "dependencies"])
+def test_a_property_may_demand_something_of_the_others(keyword: str) -> None:
+    demand = {"a": {"properties": {"b": {"type": "integer"}}, "required": ["b"]}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "null"}, "b": True},
+        "additionalProperties": False,
+        keyword: demand,
+    }
+    wanted = form(OutputKind.JSON_SCHEMA, schema)
+    for valid in ("{}", '{"b": "x"}', '{"a": null, "b": 1}'):
+        assert accepts(BACKEND, wanted, valid)
+    for invalid in ('{"a": null}', '{"a": null, "b": "x"}'):
+        assert not accepts(BACKEND, wanted, invalid)
+
+
+@pytest.mark.parametrize(
+    ("names", "valid", "invalid"),
+    [
+        ({"maxLength": 2}, ['{"ab": 1}', "{}", '{"": 1}'], ['{"abc": 1}', '{"a": "x"}']),
+        ({"minLength": 1, "maxLength": 2}, ['{"a": 1}'], ['{"": 1}']),
+        ({"pattern": "^x"}, ['{"xy": 1, "x": 2}'], ['{"y": 1}', '{"x": null}']),
+        (True, ['{"anything": 1}'], ['{"anything": "x"}']),
+    ],
+)
+def test_names_of_properties_may_be_bound(names: Any, valid: list[str], invalid: list[str]) -> None:
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    wanted = form(OutputKind.JSON_SCHEMA, schema)
+    assert [one for one in valid if not accepts(BACKEND, wanted, one)] == []
+    assert [one for one in invalid if accepts(BACKEND, wanted, one)] == []
+
+
+def test_pointers_into_json_are_written_as_such() -> None:
+    for format_, valid, invalid in (
+        ("json-pointer", ["", "/", "/a/b~0c~1"], ["a", "/~", "/~2"]),
+        ("relative-json-pointer", ["0", "1/a", "12#"], ["/a", "01", "1a", "-1"]),
+    ):
+        wanted = form(OutputKind.JSON_SCHEMA, {"type": "string", "format": format_})
+        assert [one for one in valid if not accepts(BACKEND, wanted, json.dumps(one))] == []
+        assert [one for one in invalid if accepts(BACKEND, wanted, json.dumps(one))] == []
+
+
+def test_words_for_readers_are_left_out_and_properties_of_their_names_are_not() -> None:
+    schema = {
+        "title": "T",
+        "type": "object",
+        "properties": {"title": {"type": "string", "description": "D"}},
+        "required": [],
+    }
+    assert read(schema) == {"type": "object", "properties": {"title": {"type": "string"}}, "required": []}
+
+
+def test_numbers_that_json_does_not_have_are_refused() -> None:
+    for number in ("NaN", "Infinity", "1e999"):
+        with pytest.raises(InvalidRequestError, match="number"):
+            BACKEND.compile(StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=f'{{"maximum": {number}}}'))
 
 
 def test_nothing_unevaluated_means_nothing_additional_where_one_schema_stands_alone() -> None:

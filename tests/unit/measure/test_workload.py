@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.base.errors import ConfigurationError
 from headrace.base.rng import stream
+from headrace.engine.mind.block_hashing import chain
 from headrace.engine.mind.prefix_cache import PrefixCache
 from headrace.measure.workload.arrivals import arrival_times, ramp_times
 from headrace.measure.workload.lengths import Empirical, Fixed, LogNormal, Uniform, parse_lengths
@@ -244,7 +245,7 @@ def test_the_engines_own_hashes_find_in_a_traces_tokens_what_its_block_hashes_sa
         tokens = token_ids(request.prompt.segments, seed=0, vocab_size=8000)
         parent = cache.root(adapter="", cache_salt="")
         for start in range(0, len(tokens), 512):
-            parent = cache.chain(parent, tokens[start : start + 512])
+            parent = chain(parent, tokens[start : start + 512])
             num_blocks += 1
             num_found += parent in known
             known.add(parent)

@@ -21,7 +21,7 @@ def sequence_of(answer: list[int], watched: RepetitionDetection | None, prompt: 
     sampling = SamplingParams(max_tokens=1000, repetition_detection=watched)
     request = Request(request_id=RequestId("r"), prompt_token_ids=prompt, sampling=sampling)
     sequence = SequenceState(sequence_id=SequenceId(0), request=request, sample_index=0, arrived=Nanos(0))
-    sequence.token_ids += answer
+    sequence.append_tokens(answer)
     return sequence
 
 

@@ -14,7 +14,7 @@ from headrace.engine.mind.structured_output import OutputKind
 from headrace.server.config import ServerConfig
 
 HERMES = FakeChatTemplate("{% for tool in tools %}<tool_call>{% endfor %}<think>")
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -207,9 +207,27 @@ def test_special_tokens_that_mark_calls_are_seen_and_others_are_not_shown(monkey
 # What must be called
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_a_call_that_must_be_made_has_a_form_and_is_read(choice: Any) -> None:
-    app, engine = app_saying('[{"name": "get_weather", "parameters": {"city": "Paris"}}]')
+MUST = ["required", {"type": "function", "function": {"name": "get_weather"}}]
+
+
+@pytest.mark.parametrize("choice", MUST)
+def test_a_call_that_must_be_made_has_the_models_own_form_and_is_read(choice: Any) -> None:
+    app, engine = app_saying('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
+    answer = chat(app, tools=TOOLS, tool_choice=choice, max_tokens=200).json()["choices"][0]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    form = engine.requests[-1].structured_output
+    assert form is not None
+    assert (form.kind, form.field, form.begins_after) == (OutputKind.STRUCTURAL_TAG, "tools", ())
+    assert form.text.count("<tool_call>") == (2 if choice == "required" else 1), "a second call may follow"
+
+
+@pytest.mark.parametrize("choice", MUST)
+@pytest.mark.parametrize("why", ["no tags", "no own format"])
+def test_where_the_models_form_cannot_be_had_calls_that_must_be_made_are_plain_json(choice: Any, why: str) -> None:
+    template = HERMES if why == "no tags" else FakeChatTemplate("{% for tool in tools %}{{ tool }}{% endfor %}")
+    text = '[{"name": "get_weather", "parameters": {"city": "Paris"}}]'
+    app, engine = app_saying(text, template, enforces_tags=why != "no tags")
     answer = chat(app, tools=TOOLS, tool_choice=choice, max_tokens=200).json()["choices"][0]
     assert answer["finish_reason"] == "tool_calls"
     assert [one["function"] for one in answer["message"]["tool_calls"]] == [
@@ -225,7 +243,7 @@ def test_a_call_that_must_be_made_has_a_form_and_is_read(choice: Any) -> None:
 
 
 def test_reasoning_that_the_prompt_has_begun_comes_before_the_form() -> None:
-    app, engine = app_saying('I must.\n</think>\n\n[{"name": "stop", "parameters": {}}]')
+    app, engine = app_saying('I must.\n</think>\n\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>')
     fields = {"tool_choice": "required", "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": True}}
     message = chat(app, max_tokens=200, **fields).json()["choices"][0]["message"]
     assert message["reasoning"] == "I must."
@@ -245,13 +263,61 @@ def test_any_form_begins_behind_the_reasoning_that_the_prompt_has_begun() -> Non
         assert bytes(form.begins_after) == (b"</think>" if thinks else b"")
 
 
-def test_a_form_leaves_no_room_for_calls() -> None:
+FORM = {"response_format": {"type": "json_object"}}
+
+
+def test_beside_tools_a_form_is_one_of_two_things_that_an_answer_may_be() -> None:
     app, engine = app_saying("{}")
-    fields: dict[str, Any] = {"response_format": {"type": "json_object"}, "tools": TOOLS}
-    for choice in ("auto", "required"):
-        assert error_of(chat(app, tool_choice=choice, **fields), 400)["param"] == "response_format"
-    assert chat(app, tool_choice="none", **fields).status_code == 200
-    assert engine.requests[-1].structured_output is not None
+    for choice, kind in (("auto", OutputKind.STRUCTURAL_TAG), ("none", OutputKind.JSON_SCHEMA)):
+        assert chat(app, tool_choice=choice, tools=TOOLS, **FORM).json()["choices"][0]["message"]["content"] == "{}"
+        form = engine.requests[-1].structured_output
+        assert form is not None
+        assert form.kind is kind
+        assert form.field == "response_format"
+        assert ("get_weather" in form.text) == (choice == "auto")
+
+
+def test_where_calls_must_be_made_the_form_of_other_answers_does_not_matter() -> None:
+    app, _ = app_saying('<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>')
+    message = chat(app, tool_choice="required", tools=TOOLS, max_tokens=200, **FORM).json()["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (FORM, "response_format"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+    ],
+)
+def test_a_form_is_refused_beside_tools_whose_calls_nothing_announces(fields: dict[str, Any], param: str) -> None:
+    app, _ = app_saying("{}", tool_call_parser="llama3_json")
+    assert error_of(chat(app, tools=TOOLS, **fields), 400)["param"] == param
+
+
+def test_strict_tools_bind_calls_and_leave_words_free() -> None:
+    app, engine = app_saying(CALLS)
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    answer = chat(app, tools=[strict, STOP], max_tokens=500).json()["choices"][0]["message"]
+    assert answer["content"] == "Let me see."
+    assert len(answer["tool_calls"]) == 2
+    form = engine.requests[-1].structured_output
+    assert form is not None
+    described = msgspec.json.decode(form.text)["format"]
+    assert (described["type"], described["triggers"]) == ("triggered_tags", ["<tool_call>"])
+    assert chat(app, tools=TOOLS, max_tokens=500).status_code == 200
+    assert engine.requests[-1].structured_output is None, "tools that are not strict are called as the model likes"
+
+
+def test_strict_is_refused_where_it_cannot_be_kept() -> None:
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    app, _ = app_saying(CALLS, enforces_tags=False)
+    assert error_of(chat(app, tools=[STOP, strict]), 400)["param"] == "tools[1].function.strict"
+    anything = {"type": "function", "function": {"name": "do", "strict": True, "parameters": {"type": "object"}}}
+    app, _ = app_saying(CALLS, tool_call_parser="qwen3_coder")
+    error = error_of(chat(app, tools=[anything]), 400)
+    assert error["param"] == "tools[0].function.strict"
+    assert "bare text" in error["message"]
 
 
 def test_references_within_a_tools_schema_point_at_it_still() -> None:
@@ -261,7 +327,7 @@ def test_references_within_a_tools_schema_point_at_it_still() -> None:
         "$defs": {"size": {"enum": ["s", "m"]}},
     }
     tools = [{"type": "function", "function": {"name": "a/b", "parameters": parameters}}, STOP]
-    app, engine = app_saying("[]")
+    app, engine = app_saying("[]", enforces_tags=False)
     assert chat(app, tools=tools, tool_choice="required").status_code == 200
     form = engine.requests[-1].structured_output
     assert form is not None
@@ -388,7 +454,6 @@ def function(**fields: Any) -> list[dict[str, Any]]:
      ({"tools": function(parameters={"properties": {"a": 1}})}, "tools[0].function.parameters.properties"),
      ({"tools": function(parameters={"required": "a"})}, "tools[0].function.parameters.required"),
      ({"tools": function(parameters=[])}, "tools[0].function.parameters"),
-     ({"tools": function(strict=True)}, "tools[0].function.strict"),
      ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
      ({"tools": [{"type": "function"}]}, "tools[0].function"),
      ({"tools": {"type": "function"}}, "tools"),

@@ -6,9 +6,12 @@ test suite shows (benchmarks/json_schema_suite.py). llguidance itself refuses th
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.mind.structured_output import StructuredOutput
@@ -37,7 +40,16 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas", "contains")
 """Keywords by which other schemas evaluate properties and items of the same instance."""
 
+_NOTES = ("description", "title", "$comment")
+"""Words for readers: left out, since a large schema is mostly these."""
+
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
+_LEAF = frozenset({"type", "enum", "const", "minimum", "maximum"})
+"""A schema that holds nothing else is passed on as it is; most do."""
+
+_PLAIN = _LEAF.union(_NOTES, ("properties", "required", "additionalProperties"))
+"""Of a schema that holds nothing else only what is nested needs a look."""
 
 # Dates that exist. llguidance's own format admits 30 and 29 February in every year.
 _YEAR = "[0-9]{4}"
@@ -50,7 +62,15 @@ _DATE = (
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]+)?"
 _OFFSET = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _TIME = f"(?:{_CLOCK}{_OFFSET}|23:59:60(?:\\.[0-9]+)?(?:[Zz]|[+-]00:00))"
-_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_FORMATS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[Tt]{_TIME}$",
+    # llguidance has none of these.
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
+}
 
 # ECMA-262's white space, which patterns are written in, differs from Unicode's by U+FEFF and U+0085.
 _ECMA_SPACE = r"\t\n\x0b\x0c\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}"
@@ -59,15 +79,46 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 def read_json_schema(wanted: StructuredOutput) -> str:
     """The schema to compile, as JSON. Raises InvalidRequestError naming the keyword and its place."""
+    return _written(_read(wanted))
+
+
+def schema_for_llguidance(wanted: StructuredOutput) -> str:
+    """The same, and how white space is written, in llguidance's own keyword."""
+    schema, whitespace = _read(wanted), _whitespace(wanted)
+    return _written(schema | {"x-guidance": whitespace} if whitespace else schema)
+
+
+def _read(wanted: StructuredOutput) -> dict[str, Any]:
     try:
-        schema = json.loads(wanted.text)
+        schema = json.loads(wanted.text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{wanted.field} is not valid JSON: {error}", param=wanted.field) from None
     if not isinstance(schema, dict | bool):
         raise InvalidRequestError(f"{wanted.field} must be a JSON Schema: an object, or true or false", param=wanted.field)
     if schema is False:
         raise InvalidRequestError(f"{wanted.field} cannot be enforced: nothing satisfies false", param=wanted.field)
-    return json.dumps(_Reader(wanted).read({} if schema is True else schema, "", 0), ensure_ascii=False)
+    read: dict[str, Any] = _Reader(wanted).read({} if schema is True else schema, "", 0)
+    return read
+
+
+def _whitespace(wanted: StructuredOutput) -> dict[str, Any]:
+    if wanted.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {} if wanted.whitespace_pattern is None else {"whitespace_pattern": wanted.whitespace_pattern}
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number that JSON has")
+    return number
+
+
+def _written(schema: Any) -> str:
+    try:
+        return msgspec.json.encode(schema).decode()
+    except UnicodeError:  # halves of surrogate pairs
+        return json.dumps(schema, ensure_ascii=False)
 
 
 class _Reader:
@@ -79,13 +130,24 @@ class _Reader:
         """The schema and all in it, keywords in their order: llguidance writes properties in the order given."""
         if not isinstance(schema, dict):
             return schema
+        if not self._closes_objects and _LEAF.issuperset(schema):
+            return schema
         if depth > _MAX_DEPTH:
             raise InvalidRequestError(f"{self._field} is nested too deeply", param=self._field)
-        self._check(schema, path)
-        schema = _without_idle_keywords(schema)
-        read = {name: self._keyword(name, value, path, depth) for name, value in schema.items()}
-        _put_format(read)
-        _put_dependent_required(read)
+        if _PLAIN.issuperset(schema) and isinstance(schema.get("required", []), list):
+            read = dict(schema)
+            for name in ("properties", "additionalProperties"):
+                if name in read:
+                    read[name] = self._keyword(name, read[name], path, depth)
+        else:
+            self._check(schema, path)
+            schema = _without_idle_keywords(schema)
+            read = {name: self._keyword(name, value, path, depth) for name, value in schema.items()}
+            _put_format(read)
+            _put_dependents(read)
+            _put_property_names(read)
+        for name in _NOTES:
+            read.pop(name, None)
         if self._closes_objects and ("properties" in read or read.get("type") == "object"):
             read.setdefault("additionalProperties", False)
         return read
@@ -100,6 +162,8 @@ class _Reader:
             return {_ecma(key): self.read(one, f"{place}/{key}", depth + 1) for key, one in value.items()}
         if name in _MAPS and isinstance(value, dict):
             return {key: self.read(one, f"{place}/{key}", depth + 1) for key, one in value.items()}
+        if name == "dependencies" and isinstance(value, dict):
+            return {key: one if isinstance(one, list) else self.read(one, place, depth + 1) for key, one in value.items()}
         if name == "pattern" and isinstance(value, str):
             return _ecma(value)
         if name in _COUNTS and isinstance(value, float) and value.is_integer():
@@ -157,7 +221,7 @@ def _without_idle_keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _put_format(schema: dict[str, Any]) -> None:
-    """Formats whose own implementation admits what is not valid, as patterns that do not."""
+    """Formats whose own implementation is none, or admits what is not valid, as patterns."""
     name = schema.get("format")
     pattern = _FORMATS.get(name) if isinstance(name, str) else None
     if pattern is None:
@@ -169,19 +233,50 @@ def _put_format(schema: dict[str, Any]) -> None:
         schema["pattern"] = pattern
 
 
-def _put_dependent_required(schema: dict[str, Any]) -> None:
-    """`a` needs `b`: there is no `a`, or there are both."""
-    needs = schema.get("dependentRequired")
-    if not isinstance(needs, dict) or not all(isinstance(names, list) for names in needs.values()):
-        return
-    del schema["dependentRequired"]
+def _put_dependents(schema: dict[str, Any]) -> None:
+    """Where there is an `a`, there is something else: there is no `a`, or both."""
+    needs = _dependents(schema, "dependentRequired", list)
+    needs += _dependents(schema, "dependentSchemas", dict | bool)
+    needs += _dependents(schema, "dependencies", list | dict | bool)  # older drafts' name for both
     cases = [
-        {"anyOf": [{"properties": {name: False}}, {"required": list(dict.fromkeys([name, *needed]))}]}
-        for name, needed in needs.items()
-        if needed
+        {"anyOf": [{"properties": {name: False}}, {"allOf": [{"required": [name]}, needed]}]}
+        for name, needed in needs
+        if needed not in ({}, True)
     ]
     if cases:
         schema["allOf"] = [*schema.get("allOf", ()), *cases]
+
+
+def _dependents(schema: dict[str, Any], keyword: str, kind: Any) -> list[tuple[str, Any]]:
+    """Takes the keyword out of the schema, if it is as it should be; lists of names as the schemas that demand them."""
+    given = schema.get(keyword)
+    if not isinstance(given, dict) or not all(isinstance(needed, kind) for needed in given.values()):
+        return []
+    del schema[keyword]
+    return [
+        (name, ({"required": needed} if needed else {}) if isinstance(needed, list) else needed)
+        for name, needed in given.items()
+    ]
+
+
+def _put_property_names(schema: dict[str, Any]) -> None:
+    """What every name must be, as a pattern outside of which there are no properties; where the schema names none itself,
+    and a pattern can say it."""
+    names = schema.get("propertyNames")
+    if names is True or names == {}:
+        del schema["propertyNames"]
+    if not isinstance(names, dict) or not names or any(name in schema for name in ("properties", "patternProperties")):
+        return
+    rest = schema.get("additionalProperties", True)
+    if set(names) == {"pattern"} and isinstance(names["pattern"], str):
+        pattern = names["pattern"]
+    elif set(names) <= {"minLength", "maxLength"} and all(type(bound) is int for bound in names.values()):
+        pattern = rf"^(?:.|\n){{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+    else:
+        return
+    del schema["propertyNames"]
+    schema["patternProperties"] = {pattern: rest}
+    schema["additionalProperties"] = False
 
 
 def _ecma(pattern: str) -> str:

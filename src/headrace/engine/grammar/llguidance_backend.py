@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.gbnf import gbnf_to_lark, is_gbnf
-from headrace.engine.grammar.json_schema import read_json_schema
+from headrace.engine.grammar.json_schema import schema_for_llguidance
 from headrace.engine.grammar.protocol import BITS_PER_WORD, TokenMask, Vocabulary
 from headrace.engine.grammar.structural_tag import structural_tag_to_lark
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
@@ -28,7 +28,7 @@ class LlguidanceBackend:
         assert vocabulary.eos_token_ids, "no token ends an answer"
         self._eos_token_ids = vocabulary.eos_token_ids
         self._num_mask_words = vocabulary.num_mask_words
-        self._special_names = _names(vocabulary)
+        self._control_tokens = _control_tokens(vocabulary)
         self._tokenizer = LLTokenizer(
             _TokenSource(vocabulary),  # type: ignore[arg-type]  # it takes whatever looks like its own wrapper
             n_vocab=len(vocabulary.token_bytes),
@@ -48,8 +48,7 @@ class LlguidanceBackend:
     def _grammar(self, wanted: StructuredOutput) -> str:
         match wanted.kind:
             case OutputKind.JSON_SCHEMA:
-                schema = read_json_schema(wanted)
-                return LLMatcher.grammar_from_json_schema(schema, overrides=_whitespace(wanted))  # type: ignore[arg-type]
+                return f'{{"grammars":[{{"json_schema":{schema_for_llguidance(wanted)}}}]}}'
             case OutputKind.REGEX:
                 return LLMatcher.grammar_from_regex(wanted.text)
             case OutputKind.CHOICE:
@@ -58,7 +57,7 @@ class LlguidanceBackend:
                 text = gbnf_to_lark(wanted.text, wanted.field) if is_gbnf(wanted.text) else wanted.text
                 return LLMatcher.grammar_from_lark(text)
             case OutputKind.STRUCTURAL_TAG:
-                return LLMatcher.grammar_from_lark(structural_tag_to_lark(wanted, self._special_names))
+                return LLMatcher.grammar_from_lark(structural_tag_to_lark(wanted, self._control_tokens))
 
 
 class LlguidanceForm:
@@ -124,18 +123,12 @@ def _bit(token_id: int) -> int:
     return bit - (1 << BITS_PER_WORD) if bit >> (BITS_PER_WORD - 1) else bit
 
 
-def _names(vocabulary: Vocabulary) -> frozenset[str]:
-    """Control tokens that Lark's notation can name: those in angle brackets."""
-    texts = (vocabulary.token_bytes[token_id].decode("utf-8", "replace") for token_id in vocabulary.special_token_ids)
-    return frozenset(text for text in texts if re.fullmatch(r"<[^<>\s]+>", text))
-
-
-def _whitespace(wanted: StructuredOutput) -> dict[str, object]:
-    if wanted.disable_any_whitespace:
-        return {"whitespace_flexible": False}
-    if wanted.whitespace_pattern is not None:
-        return {"whitespace_pattern": wanted.whitespace_pattern}
-    return {}
+def _control_tokens(vocabulary: Vocabulary) -> dict[str, int]:
+    """Those that a tag can mean by their text: what stands in brackets."""
+    texts = {
+        token_id: vocabulary.token_bytes[token_id].decode("utf-8", "replace") for token_id in vocabulary.special_token_ids
+    }
+    return {text: token_id for token_id, text in texts.items() if re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)}
 
 
 def _choice(choices: Sequence[str]) -> str:

@@ -29,6 +29,8 @@ BACKENDS: dict[str, Callable[[Vocabulary], GrammarBackend]] = {
     "xgrammar": _xgrammar,
 }
 
+ENFORCES_TAGS = frozenset({"llguidance"})
+"""Those that enforce structural tags."""
 
 _NEEDS = {"xgrammar": ("xgrammar", "tvm_ffi")}
 """Modules of the libraries that are extras."""

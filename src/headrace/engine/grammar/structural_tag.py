@@ -6,23 +6,24 @@ Knows both shapes that clients send: `{"structures": [{"begin", "schema", "end"}
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.gbnf import gbnf_to_lark
-from headrace.engine.grammar.json_schema import read_json_schema
+from headrace.engine.grammar.json_schema import schema_for_llguidance
 from headrace.engine.mind.structured_output import StructuredOutput
 
 _ANY_TEXT = r"/(.|\n)*/"
 _MAX_DEPTH = 50
 
 
-def structural_tag_to_lark(wanted: StructuredOutput, control_tokens: frozenset[str]) -> str:
-    """`control_tokens`: those that a grammar can name, by their text in angle brackets. A tag's text that is one of them, or
-    holds one, means the token. Raises InvalidRequestError naming what cannot be enforced."""
+def structural_tag_to_lark(wanted: StructuredOutput, control_tokens: Mapping[str, int]) -> str:
+    """`control_tokens`: ids by their text in brackets. A tag's text that is one of them, or holds one, means the token.
+
+    Raises InvalidRequestError naming what cannot be enforced."""
     try:
         described = json.loads(wanted.text)
     except (ValueError, RecursionError) as error:
@@ -31,8 +32,11 @@ def structural_tag_to_lark(wanted: StructuredOutput, control_tokens: frozenset[s
 
 
 class _Writer:
-    def __init__(self, wanted: StructuredOutput, control_tokens: frozenset[str]) -> None:
+    def __init__(self, wanted: StructuredOutput, control_tokens: Mapping[str, int]) -> None:
         self._wanted = wanted
+        self._control_tokens = control_tokens
+        self._schemas: dict[str, str] = {}
+        """The rule of each schema, so that one that stands in several places is compiled once."""
         self._rules: list[str] = []
         self._num_names = 0
         names = sorted(control_tokens, key=len, reverse=True)
@@ -65,7 +69,7 @@ class _Writer:
             "const_string": lambda one, at, _: self._text(self._string(one, "value", at)),
             "json_schema": lambda one, at, _: self._json(one, at),
             "any_text": lambda one, at, _: self._any_text(one, at),
-            "regex": lambda one, at, _: _regex(self._string(one, "pattern", at)),
+            "regex": lambda one, at, _: self._without(_regex(self._string(one, "pattern", at)), self._excludes(one, at)),
             "grammar": lambda one, at, _: self._grammar(one, at),
             "sequence": lambda one, at, deep: " ".join(self._all(one, "elements", at, deep)) or '""',
             "or": lambda one, at, deep: "(" + " | ".join(self._all(one, "elements", at, deep)) + ")",
@@ -88,12 +92,31 @@ class _Writer:
             raise self._wrong(path, f"the style {one['style']!r} is not supported")
         schema = one.get("json_schema", True)
         part = msgspec.structs.replace(self._wanted, text=json.dumps(schema, ensure_ascii=False))
-        return f"%json {read_json_schema(part)}"
+        read = schema_for_llguidance(part)
+        if read not in self._schemas:
+            self._schemas[read] = self._name()
+            self._rules.append(f"{self._schemas[read]}: %json {read}")
+        return self._schemas[read]
 
     def _any_text(self, one: Mapping[str, Any], path: str) -> str:
-        if one.get("excludes"):
-            raise self._wrong(path, "excludes is not supported")
-        return _ANY_TEXT
+        return self._without(_ANY_TEXT, self._excludes(one, path))
+
+    def _without(self, pattern: str, excludes: Sequence[str]) -> str:
+        """A text that matches the pattern and holds none of these strings."""
+        if not excludes:
+            return pattern
+        self._num_names += 1
+        name = f"TEXT_{self._num_names}"
+        held = "|".join(re.escape(one) for one in excludes)
+        holding = _regex(rf"(.|\n)*({held})(.|\n)*")
+        self._rules.append(f"{name}: {pattern} & ~{holding}")
+        return name
+
+    def _excludes(self, one: Mapping[str, Any], path: str) -> list[str]:
+        excludes = self._list(one, "excludes", path) if one.get("excludes") else []
+        if not all(isinstance(text, str) and text for text in excludes):
+            raise self._wrong(f"{path}.excludes", "it must be a list of strings that are not empty")
+        return excludes
 
     def _grammar(self, one: Mapping[str, Any], path: str) -> str:
         if one.get("syntax") not in (None, "ebnf"):
@@ -118,34 +141,37 @@ class _Writer:
         return f"({self._text(begin.removeprefix(begun))} {body})"
 
     def _text_until(self, end: str, content: Mapping[str, Any], path: str) -> str:
-        text = self._any_text(content, f"{path}.content")
-        if not end:
-            return text
-        if self._control is not None and self._control.match(end):
-            return f"{text} {self._text(end)}"
+        """Text, and the end that follows where it first stands."""
+        if not end or self._is_control(end):
+            text = self._any_text(content, f"{path}.content")
+            return f"{text} {self._text(end)}" if end else text
+        excludes = [one for one in self._excludes(content, f"{path}.content") if one != end]
         name = self._name()
-        self._rules.append(f"{name}[lazy]: {text} {json.dumps(end, ensure_ascii=False)}")
+        # Lazy: as long a text as possible would take the beginning of its own end.
+        self._rules.append(f"{name}[lazy]: {self._without(_ANY_TEXT, excludes)} {json.dumps(end, ensure_ascii=False)}")
         return name
 
     def _triggered_tags(self, one: Mapping[str, Any], path: str, depth: int) -> str:
-        if one.get("excludes"):
-            raise self._wrong(path, "excludes is not supported")
-        triggers = [str(trigger) for trigger in self._list(one, "triggers", path)]
+        triggers = [str(trigger) for trigger in self._list(one, "triggers", path) if trigger]
+        excludes = self._excludes(one, path)
+        # A trigger's text is a trigger, even where it is also a control token that was meant.
+        words = {"excludes": [*excludes, *triggers]}
         tags = []
         for i, tag in enumerate(self._list(one, "tags", path)):
             at = f"{path}.tags[{i}]"
             begin = self._string(tag, "begin", at) if isinstance(tag, dict) else ""
-            trigger = max((t for t in triggers if t and begin.startswith(t)), key=len, default=None)
+            trigger = max((t for t in triggers if begin.startswith(t)), key=len, default=None)
             if trigger is None:
                 raise self._wrong(at, "its begin starts with none of the triggers")
-            tags.append(f"{self._text_until(trigger, {}, at)} {self._tag(tag, at, depth, trigger)}")
+            before = words if self._is_control(trigger) else {"excludes": excludes}
+            tags.append(f"{self._text_until(trigger, before, at)} {self._tag(tag, at, depth, trigger)}")
         if not tags:
             raise self._wrong(f"{path}.tags", "it must hold at least one tag")
         name = self._name()
         self._rules.append(f"{name}: " + " | ".join(tags))
         if one.get("stop_after_first"):
-            return name if one.get("at_least_one") else f"({name} | {_ANY_TEXT})"
-        return f"{name}{'+' if one.get('at_least_one') else '*'} {_ANY_TEXT}"
+            return name if one.get("at_least_one") else f"({name} | {self._any_text(words, path)})"
+        return f"{name}{'+' if one.get('at_least_one') else '*'} {self._any_text(words, path)}"
 
     def _tags_with_separator(self, one: Mapping[str, Any], path: str, depth: int) -> str:
         tags = [self._tag(tag, f"{path}.tags[{i}]", depth) for i, tag in enumerate(self._list(one, "tags", path))]
@@ -165,11 +191,15 @@ class _Writer:
         """A text, with the control tokens in it as tokens."""
         pieces = self._control.split(text) if self._control is not None else [text]
         written = [
-            piece if self._control is not None and self._control.fullmatch(piece) else json.dumps(piece, ensure_ascii=False)
+            f"<[{self._control_tokens[piece]}]>" if piece in self._control_tokens else json.dumps(piece, ensure_ascii=False)
             for piece in pieces
             if piece
         ]
         return " ".join(written) or '""'
+
+    def _is_control(self, text: str) -> bool:
+        """Whether a text begins with a control token."""
+        return self._control is not None and self._control.match(text) is not None
 
     def _name(self) -> str:
         self._num_names += 1

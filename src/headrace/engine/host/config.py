@@ -39,6 +39,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     ops: str = "auto"
     """Which implementation computes: `native`, `torch`, or `auto` for native where it serves the checkpoint as stored."""
+    attention_backend: str = "auto"
+    """Whose attention: that of ops `native` or `torch`, which then compute everything else as well."""
+    kv_cache_dtype: str = "auto"
+    """How keys and values are held: `float32`, `bfloat16`, `int8`, `fp8_e4m3` (or `fp8`), or `auto`."""
+    quantization: str = "auto"
+    """What matrices are turned into as they are loaded: `none` (the compute dtype), `q8_0`, `q4_0`, `q4_1`, or `auto`."""
+    batch_invariant: bool = False
+    """Refuse to start where a row's bits might depend on the rows computed beside it."""
     num_threads: int = 0
     """Threads that compute on the CPU; 0 takes one per physical core that this process may use."""
     enforce_eager: bool = False

@@ -139,7 +139,7 @@ class BeamGroup:
 
     def _end(self, candidate: _Candidate, score: float, reason: FinishReason) -> None:
         parent = candidate.parent
-        answered = parent.sequence.token_ids[parent.sequence.num_prompt_tokens :]
+        answered = parent.sequence.output_token_ids
         logprobs = (*parent.logprobs, *candidate.logprobs[candidate.place : candidate.place + 1])
         self.answers.append(BeamAnswer(score, (*answered, candidate.token_id), logprobs, reason))
         self.answers.sort(key=lambda answer: -answer.score)

@@ -5,12 +5,16 @@ results in the same order. Several steps may be in flight at once: the number li
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from headrace.base.ids import RequestId, SequenceId, StepId
+from headrace.engine.mind import decode_run
 from headrace.engine.mind.beam_search import BeamGroup
+from headrace.engine.mind.block_hashing import BlockHasher, ContentHasher
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
+from headrace.engine.mind.decode_run import DecodeRun
 from headrace.engine.mind.repetition import is_stuck
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.scheduler import Scheduler
@@ -22,12 +26,18 @@ from headrace.engine.mind.update import FinishReason, RequestUpdate, SequenceTim
 
 class EngineCore:
     def __init__(
-        self, config: SchedulerConfig, *, eos_token_ids: tuple[int, ...] = (), identity_digest: bytes = b""
+        self,
+        config: SchedulerConfig,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        identity_digest: bytes = b"",
+        hasher: BlockHasher | None = None,
     ) -> None:
-        """`eos_token_ids`: the model's end-of-text tokens. `identity_digest`: of the ExecutionIdentity; seeds the cache."""
+        """`eos_token_ids`: the model's end-of-text tokens. `identity_digest`: of the ExecutionIdentity; seeds the cache.
+        `hasher`: names blocks; by default it hashes what it is given."""
         self.config = config
         self._eos_token_ids = eos_token_ids
-        self._scheduler = Scheduler(config, identity_digest)
+        self._scheduler = Scheduler(config, identity_digest, hasher or ContentHasher())
         self._sequences: dict[SequenceId, SequenceState] = {}  # until the last step that contains them is over
         self._requests: dict[RequestId, list[SequenceState]] = {}  # continuations that have not finished
         self._searches: dict[RequestId, BeamGroup] = {}  # of those requests that want a beam search
@@ -117,6 +127,35 @@ class EngineCore:
             updates += self._advance(search, now)
         return updates
 
+    def num_repeats(self) -> int:
+        """How many more steps `repeat_steps` can take at once: they would be like those in flight if nothing came from
+        outside. 0 while fewer are in flight than may be."""
+        if len(self._in_flight) < self.config.max_steps_in_flight:
+            return 0
+        return decode_run.num_repeats(self._scheduler, self._in_flight)
+
+    def repeat_steps(self, answers: Sequence[Sequence[int]]) -> DecodeRun:
+        """`finish_step` and `begin_step` in turn, once for each token of an answer: the tokens that the running sequences
+        sample in those steps, for each as many, at most `num_repeats()`. No log-probabilities."""
+        run = decode_run.repeat(self._scheduler, StepId(self._num_steps), answers)
+        depth = len(self._in_flight)
+        self._in_flight.extend(run.plans(max(0, run.num_steps - depth)))
+        while len(self._in_flight) > depth:
+            self._in_flight.popleft()
+        self._num_steps += run.num_steps
+        self._num_tokens_computed += run.num_steps * len(run.sequences)
+        return run
+
+    @property
+    def running(self) -> Sequence[SequenceState]:
+        """In the scheduler's order."""
+        return self._scheduler.running
+
+    @property
+    def steps_in_flight(self) -> Sequence[StepPlan]:
+        """Oldest first."""
+        return self._in_flight
+
     def reset_prefix_cache(self) -> None:
         """Forgets all cached KV: after a change of weights, or to measure without it."""
         self._scheduler.kv.reset_prefix_cache()
@@ -155,7 +194,9 @@ class EngineCore:
         assert keys == sorted(keys), "the running are out of order"
         for sequence in unfinished:
             assert sequence.status is not Status.FINISHED
-            assert len(sequence.token_ids) < sequence.max_num_tokens
+            assert (
+                sequence.num_tokens == sequence.num_prompt_tokens + len(sequence.output_token_ids) < sequence.max_num_tokens
+            )
             assert sequence.num_confirmed_tokens <= sequence.num_computed_tokens
 
     # Parts
@@ -338,7 +379,8 @@ class EngineCore:
 
     def _take_token(self, sequence: SequenceState, sampled: SampledToken, now: Nanos) -> RequestUpdate:
         token_id = sampled.token_id
-        sequence.token_ids.append(token_id)
+        sequence.output_token_ids.append(token_id)
+        sequence.num_tokens += 1
         if sequence.first_token is None:
             sequence.first_token = now
         logprobs = (sampled.logprobs,) if sampled.logprobs is not None else ()
@@ -348,7 +390,7 @@ class EngineCore:
         )
         if token_id in sequence.stop_token_ids and may_stop:
             reason: FinishReason | None = FinishReason.STOP
-        elif len(sequence.token_ids) >= sequence.max_num_tokens:
+        elif sequence.num_tokens >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
         elif is_stuck(sequence):
             reason = FinishReason.REPETITION

@@ -5,10 +5,11 @@ sharing safe: **a block that somebody else holds, or that the cache knows, is ne
 takes a copy first. It does not decide who gets blocks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from headrace.base.ids import BlockId
+from headrace.engine.mind.block_hashing import BlockHasher, chain
 from headrace.engine.mind.block_pool import BlockPool
 from headrace.engine.mind.prefix_cache import PrefixCache
 from headrace.engine.mind.sequence import SequenceState, Status
@@ -31,12 +32,30 @@ class Growth(NamedTuple):
     """(from, to) where the first block to be written was shared."""
 
 
+class RunGrowth(NamedTuple):
+    """A block that one sequence grew into in one of many steps that were taken together."""
+
+    step_index: int
+    sequence_index: int
+    block_offset: int
+    block_id: BlockId
+
+
 _NO_GROWTH = Growth(0, [], None)
 
 
 class KVCacheManager:
-    def __init__(self, *, num_blocks: int, block_size: int, identity_digest: bytes, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        identity_digest: bytes,
+        enable_prefix_caching: bool,
+        hasher: BlockHasher,
+    ) -> None:
         self.block_size = block_size
+        self._hasher = hasher
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self._caching = enable_prefix_caching
@@ -54,7 +73,7 @@ class KVCacheManager:
 
     def find_beginning(self, sequence: SequenceState) -> Beginning:
         """The longest beginning whose KV exists. Changes nothing, so it may be asked again and again."""
-        leader, num_tokens = sequence.leader, len(sequence.token_ids) - 1
+        leader, num_tokens = sequence.leader, sequence.num_tokens - 1
         if (
             leader is not None
             and leader.status is Status.RUNNING
@@ -65,8 +84,8 @@ class KVCacheManager:
             return Beginning(leader.block_ids[: self.num_blocks_for(num_tokens)], num_tokens)
         if not self._caching or sequence.needs_prompt_scores:
             return Beginning([], 0)
-        self._extend_hashes(sequence)
-        limit = (len(sequence.token_ids) - 1) // self.block_size
+        self._extend_hashes(sequence, sequence.num_tokens // self.block_size)
+        limit = (sequence.num_tokens - 1) // self.block_size
         block_ids = self._prefix.match(sequence.block_hashes, limit)
         return Beginning(block_ids, len(block_ids) * self.block_size)
 
@@ -81,20 +100,19 @@ class KVCacheManager:
 
     def num_blocks_to_begin(self, sequence: SequenceState, beginning: Beginning) -> int:
         """Available blocks that running all known tokens of a sequence uses up: new ones, and evictable ones it revives."""
-        revived = sum(self._pool.is_evictable(block_id) for block_id in beginning.block_ids)
+        revived = self._pool.num_evictable_of(beginning.block_ids)
         copied = 1 if beginning.num_tokens % self.block_size else 0
-        missing = self.num_blocks_for(len(sequence.token_ids)) - len(beginning.block_ids)
+        missing = self.num_blocks_for(sequence.num_tokens) - len(beginning.block_ids)
         return revived + copied + missing
 
     def begin(self, sequence: SequenceState, beginning: Beginning) -> None:
         """Holds the blocks of its beginning and announces those it is going to compute."""
         assert not sequence.block_ids
-        for block_id in beginning.block_ids:
-            self._pool.share(block_id)
+        self._pool.share(beginning.block_ids)
         sequence.block_ids = list(beginning.block_ids)
         sequence.num_computed_tokens = sequence.num_confirmed_tokens = beginning.num_tokens
         if self._caching:
-            self._extend_hashes(sequence)
+            self._extend_hashes(sequence, sequence.num_tokens // self.block_size)
             sequence.num_published_blocks = beginning.num_tokens // self.block_size
             self._prefix.announce(sequence.block_hashes[sequence.num_published_blocks :], sequence.sequence_id)
         if sequence.scheduled is None and sequence.leader is None:
@@ -124,7 +142,7 @@ class KVCacheManager:
         if num_missing <= 0:
             return _NO_GROWTH
         offset = len(held)
-        new = self._pool.allocate(num_missing)
+        new = self._pool.allocate(num_missing, after=held[-1] if held else None)
         held.extend(new)
         return Growth(offset, new, None)
 
@@ -134,7 +152,7 @@ class KVCacheManager:
         offset = len(held) - 1
         assert sequence.num_computed_tokens // self.block_size == offset, "a shared block lies behind the one to be written"
         source = held.pop()
-        new = self._pool.allocate(1 + max(num_missing, 0))
+        new = self._pool.allocate(1 + max(num_missing, 0), after=held[-1] if held else None)
         held.extend(new)
         self._pool.release([source])
         return Growth(offset, new, (source, new[0]))
@@ -143,14 +161,38 @@ class KVCacheManager:
         """A step computed `num_tokens` more; full blocks become findable."""
         sequence.num_confirmed_tokens += num_tokens
         if self._caching and sequence.num_confirmed_tokens >= (sequence.num_published_blocks + 1) * self.block_size:
-            self._publish_full_blocks(sequence)
+            self._publish_full_blocks(sequence, sequence.num_confirmed_tokens // self.block_size)
+
+    def advance(self, sequences: Sequence[SequenceState], num_steps: int) -> list[RunGrowth]:
+        """What `confirm` and `grow` would do in so many steps of which each computes one token of each sequence, in the
+        same order. The caller knows that the blocks are there and that the tokens are."""
+        size = self.block_size
+        moments: list[tuple[int, int, int]] = []  # (step, 0 for a full block or 1 for a new one, sequence)
+        for index, sequence in enumerate(sequences):
+            first_full = size - 1 - sequence.num_confirmed_tokens % size
+            first_new = -sequence.num_computed_tokens % size
+            if self._caching:
+                moments += [(step, 0, index) for step in range(first_full, num_steps, size)]
+            moments += [(step, 1, index) for step in range(first_new, num_steps, size)]
+            sequence.num_confirmed_tokens += num_steps
+            sequence.num_computed_tokens += num_steps
+        moments.sort()
+        growths = []
+        for step, is_new, index in moments:
+            sequence = sequences[index]
+            if is_new:
+                (block_id,) = self._pool.allocate(1)
+                growths.append(RunGrowth(step, index, len(sequence.block_ids), block_id))
+                sequence.block_ids.append(block_id)
+            else:
+                self._publish_full_blocks(sequence, sequence.num_published_blocks + 1)
+        return growths
 
     def fork(self, sequence: SequenceState, parent: SequenceState) -> None:
         """A running sequence that holds nothing goes on from all that another one has computed: it shares its blocks, and
         whichever of the two writes into the last of them first takes a copy."""
         assert not sequence.block_ids and parent.num_confirmed_tokens == parent.num_computed_tokens
-        for block_id in parent.block_ids:
-            self._pool.share(block_id)
+        self._pool.share(parent.block_ids)
         sequence.block_ids = list(parent.block_ids)
         sequence.num_computed_tokens = sequence.num_confirmed_tokens = parent.num_computed_tokens
         sequence.num_published_blocks = parent.num_published_blocks
@@ -161,7 +203,7 @@ class KVCacheManager:
         """Its numbers are of no use: nobody shall find them. Whoever shares a block goes on holding it."""
         for block_id in sequence.block_ids:
             if self._pool.is_retained(block_id):
-                self._prefix.forget(block_id)
+                self._prefix.forget([block_id])
                 self._pool.drop(block_id)
 
     def would_free(self, sequence: SequenceState) -> bool:
@@ -179,8 +221,9 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> None:
         """Forgets every known block. Running sequences keep theirs; nobody new will find them."""
-        for block_id in self._prefix.known_blocks():
-            self._prefix.forget(block_id)
+        known = self._prefix.known_blocks()
+        self._prefix.forget(known)
+        for block_id in known:
             self._pool.drop(block_id)
 
     def check_integrity(self, running: Iterable[SequenceState]) -> None:
@@ -196,22 +239,23 @@ class KVCacheManager:
     def _is_shared(self, block_id: BlockId) -> bool:
         return self._pool.reference_count(block_id) > 1 or self._pool.is_retained(block_id)
 
-    def _publish_full_blocks(self, sequence: SequenceState) -> None:
-        self._extend_hashes(sequence)
-        num_full = sequence.num_confirmed_tokens // self.block_size
-        for index in range(sequence.num_published_blocks, num_full):
-            block_id = sequence.block_ids[index]
-            if self._prefix.publish(sequence.block_hashes[index], block_id):
-                self._pool.retain(block_id)
+    def _publish_full_blocks(self, sequence: SequenceState, num_full: int) -> None:
+        self._extend_hashes(sequence, num_full)
+        new = slice(sequence.num_published_blocks, num_full)
+        self._pool.retain(self._prefix.publish(sequence.block_hashes[new], sequence.block_ids[new]))
         sequence.num_published_blocks = num_full
 
-    def _extend_hashes(self, sequence: SequenceState) -> None:
+    def _extend_hashes(self, sequence: SequenceState, num_blocks: int) -> None:
+        """Makes the hashes of the first `num_blocks` blocks known, all of them full."""
         hashes, size = sequence.block_hashes, self.block_size
-        num_full = len(sequence.token_ids) // size
-        if len(hashes) == num_full:
+        if len(hashes) >= num_blocks:
             return
-        request = sequence.request
-        parent = hashes[-1] if hashes else self._prefix.root(adapter=request.adapter, cache_salt=request.cache_salt)
-        for index in range(len(hashes), num_full):
-            parent = self._prefix.chain(parent, sequence.token_ids[index * size : (index + 1) * size])
-            hashes.append(parent)
+        if not hashes:
+            request = sequence.request
+            root = self._prefix.root(adapter=request.adapter, cache_salt=request.cache_salt)
+            hashes += self._hasher.prompt_hashes(root, request.prompt_token_ids, size)
+            sequence.root_hash = root
+        for index in range(len(hashes), num_blocks):
+            parent = hashes[-1] if hashes else sequence.root_hash
+            assert parent is not None
+            hashes.append(chain(parent, sequence.tokens_between(index * size, (index + 1) * size)))

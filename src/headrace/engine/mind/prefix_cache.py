@@ -1,17 +1,15 @@
 """PrefixCache finds the block that already holds the KV of a beginning. It owns hashes, not blocks.
 
-A full block is named by the hash of its tokens chained through the hash of everything before it. The first link is seeded
-with the execution identity, the adapter and the request's `cache_salt`, so KV is never reused where it would not be valid,
-nor across tenants. Hashes are of content (BLAKE2b, 128 bits): equal in every process, whatever its hash seed.
+A full block is named by the hash of its tokens chained through the hash of everything before it (`block_hashing.py`). The
+first link is seeded with the execution identity, the adapter and the request's `cache_salt`, so KV is never reused where it
+would not be valid, nor across tenants.
 """
 
 import hashlib
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace.base.ids import BlockHash, BlockId, SequenceId
-
-_DIGEST_BYTES = 16
+from headrace.engine.mind.block_hashing import DIGEST_BYTES
 
 
 class PrefixCache:
@@ -26,42 +24,41 @@ class PrefixCache:
 
     def root(self, *, adapter: str, cache_salt: str) -> BlockHash:
         """What the first block's hash is chained to."""
-        hasher = hashlib.blake2b(self._identity_digest, digest_size=_DIGEST_BYTES)
+        hasher = hashlib.blake2b(self._identity_digest, digest_size=DIGEST_BYTES)
         for field in (adapter, cache_salt):
             raw = field.encode()
             hasher.update(len(raw).to_bytes(4, "big"))
             hasher.update(raw)
         return BlockHash(hasher.digest())
 
-    @staticmethod
-    def chain(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-        """The hash of a full block of `token_ids` that follows `parent`."""
-        hasher = hashlib.blake2b(parent, digest_size=_DIGEST_BYTES)
-        hasher.update(array("I", token_ids).tobytes())
-        return BlockHash(hasher.digest())
-
     def match(self, hashes: Sequence[BlockHash], limit: int) -> list[BlockId]:
         """The blocks of the longest known beginning of `hashes`, at most `limit` of them. Changes nothing."""
         found = []
+        block_of = self._block_of.get
         for block_hash in hashes[:limit]:
-            block_id = self._block_of.get(block_hash)
+            block_id = block_of(block_hash)
             if block_id is None:
                 break
             found.append(block_id)
         return found
 
-    def publish(self, block_hash: BlockHash, block_id: BlockId) -> bool:
-        """Makes a computed block findable. False if the same content is known already: the first one stays."""
-        self._computing.pop(block_hash, None)
-        if block_hash in self._block_of:
-            return False
-        self._block_of[block_hash] = block_id
-        self._hash_of[block_id] = block_hash
-        return True
+    def publish(self, hashes: Sequence[BlockHash], block_ids: Sequence[BlockId]) -> list[BlockId]:
+        """Makes computed blocks findable, and says which. Content that is known already stays where it was first."""
+        block_of, hash_of, computed = self._block_of, self._hash_of, self._computing.pop
+        published = []
+        for block_hash, block_id in zip(hashes, block_ids, strict=True):
+            computed(block_hash, None)
+            if block_hash not in block_of:
+                block_of[block_hash] = block_id
+                hash_of[block_id] = block_hash
+                published.append(block_id)
+        return published
 
-    def forget(self, block_id: BlockId) -> None:
-        """The block's content is about to go."""
-        del self._block_of[self._hash_of.pop(block_id)]
+    def forget(self, block_ids: Iterable[BlockId]) -> None:
+        """The blocks' content is about to go."""
+        block_of, take = self._block_of, self._hash_of.pop
+        for block_id in block_ids:
+            del block_of[take(block_id)]
 
     def known_blocks(self) -> list[BlockId]:
         return list(self._hash_of)
@@ -70,8 +67,9 @@ class PrefixCache:
 
     def announce(self, hashes: Sequence[BlockHash], sequence_id: SequenceId) -> None:
         """`sequence_id` is going to compute these blocks."""
+        announce = self._computing.setdefault
         for block_hash in hashes:
-            self._computing.setdefault(block_hash, sequence_id)
+            announce(block_hash, sequence_id)
 
     def withdraw(self, hashes: Sequence[BlockHash], sequence_id: SequenceId) -> None:
         """`sequence_id` is not going to compute those of them that it has not published yet."""

@@ -8,7 +8,7 @@ def is_stuck(sequence: SequenceState) -> bool:
     watched = sequence.sampling.repetition_detection
     if watched is None:
         return False
-    tokens, num_answered = sequence.token_ids, sequence.num_output_tokens
+    tokens, num_answered = sequence.output_token_ids, sequence.num_output_tokens
     last = tokens[-1]
     for size in range(watched.min_pattern_size, watched.max_pattern_size + 1):
         num_repeated = size * watched.min_count

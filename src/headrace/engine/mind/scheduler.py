@@ -13,6 +13,7 @@ from enum import Enum
 
 from headrace.base.clock import Nanos
 from headrace.base.ids import BlockId, SequenceId, StepId
+from headrace.engine.mind.block_hashing import BlockHasher
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.kv_cache_manager import Beginning, Growth, KVCacheManager
 from headrace.engine.mind.request_queue import RequestQueue
@@ -47,13 +48,14 @@ class _OpenStep:
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, identity_digest: bytes) -> None:
+    def __init__(self, config: SchedulerConfig, identity_digest: bytes, hasher: BlockHasher) -> None:
         self.config = config
         self.kv = KVCacheManager(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             identity_digest=identity_digest,
             enable_prefix_caching=config.enable_prefix_caching,
+            hasher=hasher,
         )
         self.waiting = RequestQueue(config.policy)
         self.running: list[SequenceState] = []  # in the queue's order: the last is the first to be preempted
@@ -96,6 +98,11 @@ class Scheduler:
         if was_running and sequence.num_steps_in_flight == 0:
             self._release(sequence)
 
+    @property
+    def has_released(self) -> bool:
+        """Whether the next plan has something to tell the workers to forget."""
+        return bool(self._released)
+
     # Beams: what their search has decided. None of them has a step in flight.
 
     def park(self, sequence: SequenceState) -> None:
@@ -109,7 +116,7 @@ class Scheduler:
 
     def go_on(self, sequence: SequenceState, token_id: int) -> None:
         """A beam's next token."""
-        sequence.token_ids.append(token_id)
+        sequence.append_tokens([token_id])
         if sequence.status is Status.RUNNING:
             self._chosen[sequence.sequence_id] = token_id
         else:
@@ -123,8 +130,9 @@ class Scheduler:
             self.kv.fork(sequence, parent)
         elif sequence.status is Status.RUNNING:
             self.park(sequence)
-        sequence.leader, sequence.num_tokens_of_leader = parent, len(parent.token_ids)
-        sequence.token_ids = [*parent.token_ids, token_id]
+        sequence.leader, sequence.num_tokens_of_leader = parent, parent.num_tokens
+        sequence.output_token_ids = [*parent.output_token_ids, token_id]
+        sequence.num_tokens = parent.num_tokens + 1
         sequence.block_hashes = list(parent.block_hashes)
         if sequence.status is Status.PARKED:
             self._return(sequence)
@@ -250,7 +258,7 @@ class Scheduler:
         beginning = self.kv.find_beginning(sequence)
         if self.kv.is_next_block_being_computed(sequence, beginning):
             return _Verdict.PREFIX_BEING_COMPUTED, beginning
-        if self._num_allowed(step, len(sequence.token_ids) - beginning.num_tokens, step.budget) == 0:
+        if self._num_allowed(step, sequence.num_tokens - beginning.num_tokens, step.budget) == 0:
             return _Verdict.LONG_SHARE_USED_UP, beginning
         num_needed = self.kv.num_blocks_to_begin(sequence, beginning)
         if num_needed + num_reserved > self.kv.pool.num_available:
@@ -274,9 +282,7 @@ class Scheduler:
         """Blocks that the running will need: the rest of their known tokens, and one more each to grow into, so that
         admission does not cause the next preemption."""
         kv = self.kv
-        return sum(
-            max(kv.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_ids), 0) + 1 for sequence in self.running
-        )
+        return sum(max(kv.num_blocks_for(sequence.num_tokens) - len(sequence.block_ids), 0) + 1 for sequence in self.running)
 
     def _preempt_behind(self, index: int, step: _OpenStep) -> bool:
         """Takes the blocks of the last running sequence from `index` on that can give any now; False if none can.
@@ -310,7 +316,7 @@ def _as_new(sequence: SequenceState) -> NewSequence:
         sequence.sequence_id,
         sequence.sample_index,
         sequence.num_prompt_tokens,
-        tuple(sequence.token_ids),
+        sequence.token_ids,
         sequence.sampling,
         tuple(sorted(sequence.eos_token_ids)),
         sequence.request.structured_output,

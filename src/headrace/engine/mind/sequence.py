@@ -13,6 +13,7 @@ Knows counts and token ids. Does not know blocks' contents, other sequences' pro
 what will be scheduled.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -47,8 +48,10 @@ class SequenceState:
     """How many of its first tokens are the leader's too, as far as is known."""
 
     status: Status = Status.WAITING
-    token_ids: list[int] = field(default_factory=list)
-    """Every token known: the prompt, then the answer so far."""
+    output_token_ids: list[int] = field(default_factory=list)
+    """The answer so far; the prompt stays where the request has it."""
+    num_tokens: int = 0
+    """Every token known: the prompt and the answer so far."""
     num_computed_tokens: int = 0
     """Tokens whose KV exists once all planned steps have run."""
     num_confirmed_tokens: int = 0
@@ -71,7 +74,9 @@ class SequenceState:
 
     block_ids: list[BlockId] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
-    """Hashes of the full blocks among `token_ids`, as far as they were asked for."""
+    """Hashes of the full blocks among the tokens known, as far as they were asked for."""
+    root_hash: BlockHash | None = None
+    """What the first of them is chained to."""
     num_published_blocks: int = 0
     """How many leading blocks are in the prefix cache or were found there."""
 
@@ -88,13 +93,30 @@ class SequenceState:
     def __post_init__(self) -> None:
         self.sampling = self.request.sampling
         self.is_beam = self.sampling.beam_search is not None
-        self.token_ids = list(self.request.prompt_token_ids)
-        self.num_prompt_tokens = self.num_tokens_of_leader = len(self.token_ids)
+        self.num_prompt_tokens = self.num_tokens = self.num_tokens_of_leader = len(self.request.prompt_token_ids)
         self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Every token known; the prompt itself where there is no answer yet."""
+        prompt = self.request.prompt_token_ids
+        return (*prompt, *self.output_token_ids) if self.output_token_ids else prompt
+
+    def tokens_between(self, start: int, end: int) -> Sequence[int]:
+        """Those at positions `start` .. `end - 1`."""
+        first = self.num_prompt_tokens
+        if start >= first:
+            return self.output_token_ids[start - first : end - first]
+        prompt = self.request.prompt_token_ids[start:end]
+        return prompt if end <= first else [*prompt, *self.output_token_ids[: end - first]]
+
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        self.output_token_ids.extend(token_ids)
+        self.num_tokens += len(token_ids)
 
     @property
     def needs_prompt_scores(self) -> bool:
@@ -107,8 +129,8 @@ class SequenceState:
     def num_wanted_tokens(self) -> int:
         """How many tokens it is behind its own length. The length includes what steps in flight will sample, and ends
         where the answer must."""
-        length = min(len(self.token_ids) + self.num_pending_tokens, self.max_num_tokens - 1)
-        return length - self.num_computed_tokens
+        length = self.num_tokens + self.num_pending_tokens
+        return (length if length < self.max_num_tokens else self.max_num_tokens - 1) - self.num_computed_tokens
 
     @property
     def needs_prompt_of_leader(self) -> bool:

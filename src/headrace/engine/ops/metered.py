@@ -74,6 +74,10 @@ class MeteredOps:
     def dtype(self) -> str:
         return self._ops.dtype
 
+    @property
+    def kv_dtype(self) -> str:
+        return self._ops.kv_dtype
+
     def computing(self) -> AbstractContextManager[object]:
         return self._ops.computing()
 

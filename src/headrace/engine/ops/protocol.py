@@ -93,7 +93,12 @@ class Ops(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of activations, weights, keys and values: `float32` or `bfloat16`."""
+        """Of activations and weights: `float32` or `bfloat16`."""
+        ...
+
+    @property
+    def kv_dtype(self) -> str:
+        """What keys and values are held in: `float32`, `bfloat16`, `int8` or `fp8_e4m3`. Holding is all that rounds them."""
         ...
 
     def computing(self) -> AbstractContextManager[object]:

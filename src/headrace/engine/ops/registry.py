@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from headrace.base.errors import ConfigurationError
+from headrace.engine.ops.capabilities import NO_OVERRIDES, Overrides
 from headrace.engine.ops.protocol import Ops
-
-OPS_NAMES = ("native", "torch")
+from headrace.engine.ops.storage import QUANTIZATIONS
 
 _INT8_ROWS = "multiplied with as stored, rows rounded to int8: a quarter of the bytes, or half, that torch would read"
 
@@ -34,6 +34,10 @@ _EXACT_IN: dict[str, frozenset[str]] = {
 
 _PAGE_TOKENS = 16
 
+_NATIVE_KV_DTYPE = "bfloat16"
+"""What the native kernels hold keys and values in where nobody says: half of float32's memory, nearly twice as fast over
+long contexts, at a cost in quality that drowns in that of the quantised products (docs/decisions/0017-kv-formats.md)."""
+
 NO_KERNELS = "the native kernels were not built when headrace was installed, for want of a C++ compiler"
 
 HOW_TO_COMPUTE = (
@@ -50,6 +54,8 @@ class OpsChoice:
     """What a person who expected something else should know; empty if nothing."""
     make: Callable[[int], Ops]
     """By number of threads."""
+    weights: str = "as stored"
+    """For people: how the matrices are held."""
 
 
 def has_kernels() -> bool:
@@ -70,31 +76,51 @@ def check_something_computes(wanted: str) -> None:
         raise ConfigurationError(f"nothing here can compute: {NO_KERNELS}, and torch is not installed. {HOW_TO_COMPUTE}")
 
 
-def choose_ops(wanted: str, *, device: str, dtype: str, storages: frozenset[str], block_size: int) -> OpsChoice:
+def choose_ops(
+    wanted: str,
+    *,
+    device: str,
+    dtype: str,
+    storages: frozenset[str],
+    block_size: int,
+    overrides: Overrides = NO_OVERRIDES,
+) -> OpsChoice:
     """`wanted` and `dtype` may be `auto`. `storages`: how the checkpoint's matrices are stored.
 
     Native is chosen by itself where the checkpoint is made of formats in `_NATIVE_BY_ITSELF`; where a dtype is asked for by
     name, only of those whose products are in it, for who names one wants that arithmetic throughout. Without torch it is
-    chosen wherever it can compute. Raises ConfigurationError where what is wanted cannot be had.
+    chosen wherever it can compute, and so it is where something is asked for that only native can do. Raises
+    ConfigurationError where what is wanted cannot be had.
     """
+    backend = overrides.attention_backend
+    if backend != "auto":
+        if wanted not in ("auto", backend):
+            raise ConfigurationError(
+                f"attention_backend {backend} is part of ops {backend}, but ops {wanted} is asked for; name one of them"
+            )
+        wanted = backend
     check_something_computes(wanted)
     if wanted == "torch":
-        return _torch(device, dtype, remark="")
+        return _torch(device, dtype, overrides, remark="")
     obstacle = _native_obstacle(device, block_size)
     if wanted == "native":
         if obstacle:
             raise ConfigurationError(f"ops native cannot be had: {obstacle}; take ops torch, or auto")
-        return _native(dtype, storages)
+        return _native(dtype, storages, overrides)
+    if only_native := overrides.only_native_can(dtype):
+        if obstacle:
+            raise ConfigurationError(f"{only_native} needs the native kernels, and {obstacle}; leave it to auto")
+        return _native(dtype, storages, overrides)
     if device != "cpu":
-        return _torch(device, dtype, remark="")
+        return _torch(device, dtype, overrides, remark="")
     if obstacle:
-        return _torch(device, dtype, remark=f"without the native kernels: {obstacle}")
+        return _torch(device, dtype, overrides, remark=f"without the native kernels: {obstacle}")
     reservation = _reservation(dtype, storages)
     if not reservation:
-        return _native(dtype, storages)
+        return _native(dtype, storages, overrides)
     if has_torch():
-        return _torch(device, dtype, remark=f"without the native kernels: {reservation}")
-    return _native(dtype, storages, remark=f"{reservation}; headrace[torch] would")
+        return _torch(device, dtype, overrides, remark=f"without the native kernels: {reservation}")
+    return _native(dtype, storages, overrides, remark=f"{reservation}; headrace[torch] would")
 
 
 def _native_obstacle(device: str, block_size: int) -> str:
@@ -119,22 +145,37 @@ def _reservation(dtype: str, storages: frozenset[str]) -> str:
     return f"they do not keep {', '.join(others)} as stored" if others else ""
 
 
-def _native(dtype: str, storages: frozenset[str], *, remark: str = "") -> OpsChoice:
+def _native(dtype: str, storages: frozenset[str], overrides: Overrides, *, remark: str = "") -> OpsChoice:
     from headrace.engine.ops.native.ops import KERNEL_FORMATS, NativeOps
 
-    # float32 unless asked: keys and values in bfloat16 move answers further than the quantised products themselves do.
+    # float32 unless asked: with bfloat16 rows and queries are rounded too, and that moves answers.
     chosen = "float32" if dtype == "auto" else dtype
-    others = sorted(storages - KERNEL_FORMATS)
-    held = f"{', '.join(others)} held as {chosen}" if others else ""
-    remarks = "; ".join(part for part in (held, remark) if part)
-    return OpsChoice("native", remarks, lambda num_threads: NativeOps(dtype=chosen, num_threads=num_threads))
+    overrides.check("native", device="cpu", dtype=chosen)
+    kv_dtype = overrides.kv_dtype
+    if kv_dtype == "auto":
+        kv_dtype = _NATIVE_KV_DTYPE if dtype == "auto" else chosen
+    quantization = overrides.quantization
+    if quantization == "auto":
+        others = sorted(storages - KERNEL_FORMATS)
+        remarks = [f"{', '.join(others)} held as {chosen}"] if others else []
+        weights = "as stored"
+    else:
+        remarks, weights = [], f"as {QUANTIZATIONS.get(quantization, chosen)}"
+
+    def make(num_threads: int) -> Ops:
+        return NativeOps(dtype=chosen, num_threads=num_threads, kv_dtype=kv_dtype, quantization=quantization)
+
+    return OpsChoice("native", "; ".join([*remarks, remark] if remark else remarks), make, weights)
 
 
-def _torch(device: str, dtype: str, *, remark: str) -> OpsChoice:
+def _torch(device: str, dtype: str, overrides: Overrides, *, remark: str) -> OpsChoice:
     why = f" ({remark})" if remark else ""
     try:
         from headrace.engine.ops.torch.ops import TorchOps, best_dtype
     except ImportError as error:
         raise ConfigurationError(f"ops torch cannot be had: {error}{why}; pip install 'headrace[torch]'") from None
     chosen = best_dtype(device) if dtype == "auto" else dtype
-    return OpsChoice("torch", remark, lambda num_threads: TorchOps(dtype=chosen, device=device, num_threads=num_threads))
+    overrides.check("torch", device=device, dtype=chosen)
+    return OpsChoice(
+        "torch", remark, lambda num_threads: TorchOps(dtype=chosen, device=device, num_threads=num_threads), f"as {chosen}"
+    )

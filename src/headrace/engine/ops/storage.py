@@ -68,6 +68,9 @@ STORAGE_BLOCKS: dict[str, Block] = {
 }
 """Every format that `dequantize` reads, by GGUF's name for it where GGUF has it."""
 
+QUANTIZATIONS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1"}
+"""What people type -> the format that `quantize` writes."""
+
 
 def row_bytes(storage: str, num_elements: int) -> int:
     """Bytes of one row; `num_elements` must be whole blocks."""

@@ -4,19 +4,20 @@ Knows matchers, masks and one thread. Does not know how forms are compiled, logi
 
 After a step has sampled, the tokens go to the thread, which advances each form and writes its next mask while the next
 step's forward pass runs; the sampler then finds the masks ready. All that touches a matcher happens on that thread,
-in order.
+in order. What the thread does takes time from a forward pass that uses every core, so it does no more than it must: a mask
+stays a bit for each token until somebody needs numbers.
 """
 
 import queue
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.base.errors import HeadraceError
 from headrace.engine.grammar.cache import FormCache
-from headrace.engine.grammar.protocol import Matcher, TokenMask, Vocabulary
+from headrace.engine.grammar.protocol import BITS_PER_WORD, Matcher, TokenMask, Vocabulary
 from headrace.engine.mind.structured_output import StructuredOutput
 
 Bias = npt.NDArray[np.float32]
@@ -29,28 +30,54 @@ _OF_BYTE = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, np.float32(0)
 NOTHING_ALLOWED = "the form of the answer (structured output) allows no token of the model here"
 
 
+class AllowedTokens:
+    """What may come next: `token_id in allowed`, or as a bias."""
+
+    __slots__ = ("_bias", "_mask", "_vocab_size")
+
+    def __init__(self, mask: TokenMask, vocab_size: int) -> None:
+        self._mask = mask
+        self._vocab_size = vocab_size
+        self._bias: Bias | None = None
+
+    def __contains__(self, token_id: int) -> bool:
+        return bool(int(self._mask[token_id // BITS_PER_WORD]) >> (token_id % BITS_PER_WORD) & 1)
+
+    @property
+    def bias(self) -> Bias:
+        """Made once, when first asked for."""
+        if self._bias is None:
+            self._bias = np.take(_OF_BYTE, self._mask.view(np.uint8), axis=0).reshape(-1)[: self._vocab_size]
+        return self._bias
+
+
+Verdict = AllowedTokens | str | None
+"""What may come next; a text says why the form cannot be followed; None: no matter, the answer has ended."""
+
+
 class Constraint:
     """One sequence's place in its form."""
 
-    def __init__(self, wanted: StructuredOutput, answer: Sequence[int]) -> None:
-        """`answer`: tokens generated before a preemption."""
+    def __init__(self, wanted: StructuredOutput, answer: Sequence[int], *, needs_bias: bool = True) -> None:
+        """`answer`: tokens generated before a preemption. `needs_bias`: every token will be chosen by all that is allowed,
+        not by looking whether the best is."""
         self._wanted = wanted
+        self._needs_bias = needs_bias
         self._pending: list[int] = list(answer)
         """Tokens that the form has not been advanced by yet."""
         self._matcher: Matcher | None = None
         self._recent: list[int] = []
         """The last tokens before the form begins."""
         self._has_ended = False
-        self._answers: queue.SimpleQueue[Bias | str | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
         self._num_asked = 0
 
     def take(self, token_id: int) -> None:
         """The sequence goes on by one token."""
         self._pending.append(token_id)
 
-    def verdict(self) -> Bias | str | None:
-        """What may not come next, as soon as it is known; a text says why the form cannot be followed; None: no matter,
-        the answer has ended. To be called once after each `Masks.prepare`."""
+    def verdict(self) -> Verdict:
+        """As soon as it is known. To be called once after each `Masks.prepare`."""
         assert self._num_asked == 1, "a mask is prepared once for each token"
         self._num_asked = 0
         return self._answers.get()
@@ -67,7 +94,7 @@ class Constraint:
         except BaseException as error:  # the one who waits must not wait for ever
             self._answers.put(f"the form of the answer could not be followed: {type(error).__name__}: {error}")
 
-    def _find(self, forms: FormCache, vocabulary: Vocabulary) -> Bias | str | None:
+    def _find(self, forms: FormCache, vocabulary: Vocabulary) -> Verdict:
         pending, self._pending = self._pending, []
         for token_id in pending:
             if problem := self._advance(token_id, forms, vocabulary):
@@ -75,7 +102,7 @@ class Constraint:
         if self._has_ended:
             return None
         if self._matcher is None and not self._begins_here():
-            return _all_but(vocabulary.eos_token_ids, len(vocabulary.token_bytes))
+            return self._allowed(_all_but(vocabulary.eos_token_ids, vocabulary.num_mask_words), vocabulary)
         matcher = self._begun(forms)
         mask: TokenMask = np.zeros(vocabulary.num_mask_words, dtype=np.int32)
         matcher.fill(mask)
@@ -83,7 +110,13 @@ class Constraint:
             return f"the form of the answer cannot be followed any further: {problem}"
         if not mask.any():
             return NOTHING_ALLOWED
-        return np.take(_OF_BYTE, mask.view(np.uint8), axis=0).reshape(-1)[: len(vocabulary.token_bytes)]
+        return self._allowed(mask, vocabulary)
+
+    def _allowed(self, mask: TokenMask, vocabulary: Vocabulary) -> AllowedTokens:
+        allowed = AllowedTokens(mask, len(vocabulary.token_bytes))
+        if self._needs_bias:
+            _ = allowed.bias
+        return allowed
 
     def _advance(self, token_id: int, forms: FormCache, vocabulary: Vocabulary) -> str:
         """Returns what is wrong, or nothing."""
@@ -115,23 +148,27 @@ class Masks:
     def __init__(self, forms: FormCache, vocabulary: Vocabulary) -> None:
         self._forms = forms
         self._vocabulary = vocabulary
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-masks")
+        self._asked: queue.SimpleQueue[Sequence[Constraint] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="headrace-masks", daemon=True)
+        self._thread.start()
 
     def prepare(self, constraints: Sequence[Constraint]) -> None:
         """Finds out, from now on, what may come next in each."""
         for constraint in constraints:
             constraint.ask()
-        self._thread.submit(self._work, tuple(constraints))
+        self._asked.put(tuple(constraints))
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._asked.put(None)
 
-    def _work(self, constraints: Sequence[Constraint]) -> None:
-        for constraint in constraints:
-            constraint.work(self._forms, self._vocabulary)
+    def _work(self) -> None:
+        while (constraints := self._asked.get()) is not None:
+            for constraint in constraints:
+                constraint.work(self._forms, self._vocabulary)
 
 
-def _all_but(token_ids: Sequence[int], vocab_size: int) -> Bias:
-    bias = np.zeros(vocab_size, dtype=np.float32)
-    bias[list(token_ids)] = -np.inf
-    return bias
+def _all_but(token_ids: Sequence[int], num_words: int) -> TokenMask:
+    mask: TokenMask = np.full(num_words, -1, dtype=np.int32)
+    for token_id in token_ids:
+        mask.view(np.uint32)[token_id // BITS_PER_WORD] &= ~np.uint32(1 << token_id % BITS_PER_WORD)
+    return mask

@@ -92,14 +92,17 @@ def _prepare(row: Floats, best: int, sequence: RunningSequence) -> tuple[str, in
         return verdict, best
     if sequence.changes_logits:
         _change_logits(row, sequence)
-    if verdict is not None:
-        np.add(row, verdict, out=row)
+        best = int(row.argmax())
+    if verdict is not None and not (sequence.looks_for_the_best and best in verdict):
+        np.add(row, verdict.bias, out=row)
+        best = int(row.argmax())
     if sequence.bans_ending:
         _ban_ending(row, sequence)
+        best = int(row.argmax())
     if (forced := sequence.forced_token()) is not None:
         row.fill(-np.inf)
         row[forced] = 0.0
-    best = int(row.argmax())
+        best = forced
     bans = sequence.bans_tokens or verdict is not None
     if row[best] == -np.inf and bans and not sequence.num_candidates:  # a beam without candidates ends, the others go on
         return NOTHING_LEFT, best

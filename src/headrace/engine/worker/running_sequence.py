@@ -42,7 +42,10 @@ class RunningSequence:
         self.constraint: Constraint | None = None
         """Where its answer must have a form."""
         if new.structured_output is not None:
-            self.constraint = Constraint(new.structured_output, new.token_ids[new.num_prompt_tokens :])
+            answer = new.token_ids[new.num_prompt_tokens :]
+            self.constraint = Constraint(
+                new.structured_output, answer, needs_bias=not new.sampling.is_greedy or self.num_candidates > 0
+            )
         self.banned: npt.NDArray[np.bool_] | None = None
         """[vocab_size]: true where `allowed_token_ids` leaves a token out; made by the sampler where they are given."""
         self.token_counts: TokenCounts | None = None
@@ -82,6 +85,11 @@ class RunningSequence:
     @property
     def bans_ending(self) -> bool:
         return self.num_answer_tokens < self.sampling.min_tokens
+
+    @property
+    def looks_for_the_best(self) -> bool:
+        """Whether it takes the most probable token, if that is allowed, whatever the others are."""
+        return self.sampling.is_greedy and not self.num_candidates and not self.bans_ending
 
     def forced_token(self) -> int | None:
         """The token that comes next whatever the logits say, if one does."""

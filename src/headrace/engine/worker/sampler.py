@@ -18,7 +18,7 @@ import torch
 
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
-from headrace.engine.worker.constraint import Bias
+from headrace.engine.worker.constraint import AllowedTokens
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
 from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
@@ -45,7 +45,7 @@ class Sampler:
         for row, sequence in enumerate(sequences):
             if sequence.changes_logits:
                 _change_logits(logits[row], sequence)
-        biases = _keep_forms(logits, sequences, problems)
+        forms = _keep_forms(logits, sequences, problems)
         for row, sequence in enumerate(sequences):
             if sequence.bans_ending:
                 _ban_ending(logits[row], sequence)
@@ -62,8 +62,8 @@ class Sampler:
             if sequence.num_candidates and not problems[row]
         }
         tokens = _choose(logits, sequences)
-        for row, bias in biases.items():
-            if row not in candidates and bias[tokens[row]] != 0:
+        for row, allowed in forms.items():
+            if row not in candidates and tokens[row] not in allowed:
                 problems[row] = problems[row] or NOTHING_LEFT
         return [
             problems[row]
@@ -110,24 +110,25 @@ def _penalise(row: torch.Tensor, token_ids: list[int], answer_counts: list[float
     row[ids] = repeated
 
 
-def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> dict[int, Bias]:
+def _keep_forms(logits: torch.Tensor, sequences: Sequence[RunningSequence], problems: list[str]) -> dict[int, AllowedTokens]:
     """Bans what the forms do not allow, in place; notes where a form cannot be followed. logits: [num_rows, vocab_size].
-    Returns each row's bias."""
-    biases: dict[int, Bias] = {}
+    Returns what each row's form allows."""
+    forms: dict[int, AllowedTokens] = {}
     for row, sequence in enumerate(sequences):
         verdict = sequence.constraint.verdict() if sequence.constraint is not None else None
         if isinstance(verdict, str):
             problems[row] = problems[row] or verdict
         elif verdict is not None:
-            biases[row] = verdict
+            forms[row] = verdict
     if logits.device.type == "cpu":
-        for row, bias in biases.items():
+        for row, allowed in forms.items():
             values = logits[row].numpy()  # the same memory: a row is too short to be worth waking other threads for
-            np.add(values, bias, out=values)
-    elif biases:
-        rows = torch.tensor(list(biases), device=logits.device)
-        logits[rows] += torch.from_numpy(np.stack(list(biases.values()))).to(logits.device)
-    return biases
+            np.add(values, allowed.bias, out=values)
+    elif forms:
+        rows = torch.tensor(list(forms), device=logits.device)
+        biases = np.stack([allowed.bias for allowed in forms.values()])
+        logits[rows] += torch.from_numpy(biases).to(logits.device)
+    return forms
 
 
 def _ban_ending(row: torch.Tensor, sequence: RunningSequence) -> None:

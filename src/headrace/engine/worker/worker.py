@@ -17,8 +17,9 @@ from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan, StepResult
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.models.weights import open_checkpoint
+from headrace.engine.ops.capabilities import CAPABILITIES, OPS_NAMES, Overrides
 from headrace.engine.ops.protocol import Ops
-from headrace.engine.ops.registry import OPS_NAMES, choose_ops
+from headrace.engine.ops.registry import choose_ops
 from headrace.engine.worker.constraint import Masks
 from headrace.engine.worker.cores import num_compute_threads
 from headrace.engine.worker.graph import Graph
@@ -54,7 +55,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     ops: str = "auto"
     """Which implementation computes: `native`, `torch`, or `auto` for native where it serves the checkpoint as stored."""
-
+    attention_backend: str = "auto"
+    """Whose attention: that of ops `native` or `torch`, which then compute everything else as well."""
+    kv_cache_dtype: str = "auto"
+    """How keys and values are held: `float32`, `bfloat16`, `int8`, `fp8_e4m3` (or `fp8`), or `auto`."""
+    quantization: str = "auto"
+    """What matrices are turned into as they are loaded: `none` (the compute dtype), `q8_0`, `q4_0`, `q4_1`, or `auto`."""
+    batch_invariant: bool = False
+    """Refuse to start where a row's bits might depend on the rows computed beside it."""
     enforce_eager: bool = False
     """Calls the model's operations one by one in every step, instead of replaying a recording of them."""
 
@@ -66,6 +74,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(f"{name} {value!r} is not one of auto, {', '.join(known)}{hint}")
         if self.max_model_len < 0 or self.num_threads < 0:
             raise ConfigurationError("max_model_len and num_threads must not be negative; 0 chooses by itself")
+        _ = self.overrides  # names are checked where they are given
+
+    @property
+    def overrides(self) -> Overrides:
+        return Overrides(
+            attention_backend=self.attention_backend,
+            kv_cache_dtype=self.kv_cache_dtype,
+            quantization=self.quantization,
+            batch_invariant=self.batch_invariant,
+        )
 
 
 class Worker:
@@ -90,6 +108,7 @@ class Worker:
             dtype=config.dtype,
             storages=self.checkpoint.matrix_storages(),
             block_size=config.block_size,
+            overrides=config.overrides,
         )
         chosen = choice.make(config.num_threads or num_compute_threads())
         self._ops: Ops = through(chosen)
@@ -99,7 +118,13 @@ class Worker:
             self._decoder = Decoder(self._ops, self.spec, self.checkpoint)
         self.checkpoint.release_pages()  # weights that were packed would count twice
         remark = f" ({choice.remark})" if choice.remark else ""
-        self._phase("load_weights", began, f"{self.dtype} on {self.device}{remark}")
+        attention = CAPABILITIES[choice.name].attention
+        invariant = ", batch-invariant" if config.batch_invariant else ""
+        self._phase(
+            "load_weights",
+            began,
+            f"{self.dtype} on {self.device}{remark}; matrices {choice.weights}, attention by {attention}{invariant}",
+        )
         self._runner: ModelRunner | None = None
 
     @property
@@ -107,8 +132,12 @@ class Worker:
         digest = self.checkpoint.digest
         if any(rope.scaling in (RopeScaling.DYNAMIC, RopeScaling.LONGROPE) for rope in self.spec.ropes):
             digest = f"{digest}/max_model_len={self.max_model_len}"  # it decides the rotary frequencies
+        quantization = self.config.quantization
         return ExecutionIdentity(
-            model_digest=digest, weight_dtype=self.dtype, kv_dtype=self.dtype, processor=self._ops.processor
+            model_digest=digest,
+            weight_dtype=self.dtype if quantization == "auto" else f"{self.dtype}/{quantization}",
+            kv_dtype=self._ops.kv_dtype,
+            processor=self._ops.processor,
         )
 
     @property
@@ -140,7 +169,8 @@ class Worker:
             windows = tuple(dict.fromkeys(layer.window for layer in self.spec.layers))  # distinct, in order
             self._runner = ModelRunner(self._ops, graph, cache, self._sampler, block_size=block_size, windows=windows)
         size = format_bytes(num_blocks * self.kv_bytes_per_block)
-        self._phase("allocate_kv_cache", began, f"{num_blocks} blocks of {block_size} tokens, {size}")
+        places = f"{num_blocks} blocks of {block_size} tokens"
+        self._phase("allocate_kv_cache", began, f"{places}, {size} in {self._ops.kv_dtype}")
 
     def enforce_forms(self, masks: Masks) -> None:
         """From now on answers may have a form. `masks` knows the vocabulary, which a worker does not."""

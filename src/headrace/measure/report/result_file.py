@@ -5,6 +5,7 @@ that `vllm bench serve --save-detailed` wrote, the records are made from its lis
 """
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -87,7 +88,14 @@ def _vllm_lists(records: Iterable[RequestRecord]) -> dict[str, list[Any]]:
 
 
 def write_result(run: Run, summary: Summary, *, metrics: Sequence[str] = DEFAULT_METRICS, detailed: bool = False) -> bytes:
-    return msgspec.json.encode(result_document(run, summary, metrics=metrics, detailed=detailed))
+    return msgspec.json.encode(result_document(run, summary, metrics=metrics, detailed=detailed), enc_hook=_as_list)
+
+
+def _as_list(value: object) -> list[int]:
+    """Long runs keep gaps in arrays."""
+    if isinstance(value, array):
+        return value.tolist()
+    raise TypeError(f"a result holds no {type(value).__name__}")
 
 
 def read_results(data: bytes, *, name: str) -> list[Run]:

@@ -11,14 +11,17 @@ from headrace.measure.report.roofline import Ceilings, PlacedKernel, PlacedPhase
 from headrace.measure.report.table import figure
 
 _WIDTH, _HEIGHT = 900, 560
+_NUM_NAMED = 8
+"""Kernels of a phase that have a number in the plot and a name under it: the slowest."""
+_COLUMN, _LINE = 275, 17
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 24, 92, 52
 _COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed")
-_LABELLED_SHARE = 0.08
-"""Of its step: a kernel that takes less has its name only where the pointer rests on it."""
+_SHOWN_SHARE = 0.005
+"""Of its step: a kernel that takes less is left out."""
 
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2937; } .dim { fill: #6b7280; }
-.title { font-size: 15px; font-weight: 600; }
+.title { font-size: 15px; font-weight: 600; } .number { font-size: 10px; fill: #fff; text-anchor: middle; }
 .grid { stroke: #e5e7eb; } .roof { stroke: #374151; stroke-width: 1.5; fill: none; } .far { stroke-dasharray: 5 4; }
 .page { fill: #fff; } circle { stroke: #fff; stroke-width: 1; fill-opacity: .85; }
 @media (prefers-color-scheme: dark) { text { fill: #e5e7eb; } .dim { fill: #9ca3af; } .page { fill: #111827; }
@@ -44,29 +47,37 @@ class _Plane:
 
 def roofline_svg(title: str, ceilings: Ceilings, phases: Sequence[PlacedPhase]) -> str:
     """A whole file. A circle's area is its kernel's share of its step."""
+    height = _HEIGHT + (_NUM_NAMED + 1) * _LINE
     plane = _plane(ceilings, phases)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" width="{_WIDTH}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" width="{_WIDTH}">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style>",
-        f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}"/>',
+        f'<rect class="page" width="{_WIDTH}" height="{height}"/>',
         f'<text class="title" x="{_LEFT}" y="26">{escape(title)}</text>',
         *_grid(plane),
         *_roofs(ceilings, plane),
     ]
     for index, phase in enumerate(phases):
         color = _COLORS[index % len(_COLORS)]
-        x = _LEFT + index * 270
+        x = _LEFT + index * _COLUMN
         parts.append(f'<circle cx="{x + 6}" cy="46" r="6" fill="{color}"/>')
         parts.append(f'<text x="{x + 18}" y="50">{escape(phase.name)}</text>')
-        for kernel in phase.kernels:
-            if kernel.operations:
-                parts += _kernel(kernel, phase, color, plane)
+        for number, kernel in enumerate(_shown(phase), 1):
+            name = str(number) if number <= _NUM_NAMED else ""
+            parts += _kernel(kernel, phase, color, plane, name)
+            if name:
+                words = f"{number} {kernel.name}: {kernel.share_of_roof:.0%}"
+                parts.append(f'<text x="{x}" y="{_HEIGHT + number * _LINE}" style="fill: {color}">{escape(words)}</text>')
     return "\n".join(parts) + "\n</svg>\n"
+
+
+def _shown(phase: PlacedPhase) -> list[PlacedKernel]:
+    return [k for k in phase.kernels if k.operations and k.step_ns >= _SHOWN_SHARE * phase.step_ns]
 
 
 def _plane(ceilings: Ceilings, phases: Sequence[PlacedPhase]) -> _Plane:
     """Whole powers of ten around everything that is shown."""
-    kernels = [kernel for phase in phases for kernel in phase.kernels if kernel.operations]
+    kernels = [kernel for phase in phases for kernel in _shown(phase)]
     intensities = [kernel.intensity for kernel in kernels] or [1.0]
     rates = [kernel.operations_per_s / 1e9 for kernel in kernels] or [1.0]
     top = max(peak.all_threads for peak in ceilings.peaks) / 1e9
@@ -93,7 +104,8 @@ def _grid(plane: _Plane) -> Iterator[str]:
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="dim" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**exponent:g}</text>'
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    yield f'<text x="{middle}" y="{_HEIGHT - 12}" text-anchor="middle">operations per byte read and written</text>'
+    words = "operations per byte read and written; below, each with its share of its roof"
+    yield f'<text x="{middle}" y="{_HEIGHT - 12}" text-anchor="middle">{words}</text>'
     yield f'<text x="{_LEFT}" y="{_TOP - 12}">Gop/s</text>'
 
 
@@ -124,14 +136,13 @@ def _roofs(ceilings: Ceilings, plane: _Plane) -> Iterator[str]:
         yield f'<text class="dim" x="{_WIDTH - _RIGHT}" y="{y - 5:.1f}" text-anchor="end">{escape(words)}</text>'
 
 
-def _kernel(kernel: PlacedKernel, phase: PlacedPhase, color: str, plane: _Plane) -> Iterator[str]:
+def _kernel(kernel: PlacedKernel, phase: PlacedPhase, color: str, plane: _Plane, number: str) -> Iterator[str]:
     share = kernel.step_ns / max(phase.step_ns, 1.0)
     x, y = plane.x(kernel.intensity), plane.y(kernel.operations_per_s / 1e9)
-    radius = 3 + 14 * math.sqrt(min(share, 1.0))
+    radius = 6 + 14 * math.sqrt(min(share, 1.0))
     words = (
         f"{kernel.name}: {figure(kernel.operations_per_s / 1e9)} Gop/s, {figure(kernel.bytes_per_s / 1e9)} GB/s, "
         f"{share:.0%} of its step, {kernel.share_of_roof:.0%} of its roof ({kernel.bound.value})"
     )
     yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{color}"><title>{escape(words)}</title></circle>'
-    if share >= _LABELLED_SHARE:
-        yield f'<text x="{x + radius + 3:.1f}" y="{y + 4:.1f}">{escape(kernel.name)}</text>'
+    yield f'<text class="number" x="{x:.1f}" y="{y + 3.5:.1f}">{number}</text>'

@@ -8,39 +8,33 @@
 V3.1 writes `<｜tool▁call▁begin｜>turn_wheel<｜tool▁sep｜>{"rpm": 3}<｜tool▁call▁end｜>`.
 """
 
-from headrace.server.parsing.json_text import json_value
-from headrace.server.parsing.reader import NotAsExpected, Reading
-from headrace.server.tools.parser import ToolParser
+from headrace.server.parsing.reader import Reading
+from headrace.server.tools.call_form import CallForm, CallRequest, each_tool, sequence, text
+from headrace.server.tools.sectioned import SectionedCallParser
 
-_SECTION = "<｜tool▁calls▁begin｜>"
-_SECTION_END = "<｜tool▁calls▁end｜>"
-_CALL = "<｜tool▁call▁begin｜>"
-_CALL_END = "<｜tool▁call▁end｜>"
 _SEPARATOR = "<｜tool▁sep｜>"
 _FENCE = "```"
 
 
-class DeepSeekParser(ToolParser):
-    markers = (_SECTION, _CALL)
-    shown_tokens = (_SECTION_END, _CALL_END, _SEPARATOR)
+class DeepSeekParser(SectionedCallParser):
+    section = "<｜tool▁calls▁begin｜>"
+    section_end = "<｜tool▁calls▁end｜>"
+    call = "<｜tool▁call▁begin｜>"
+    call_end = "<｜tool▁call▁end｜>"
+    markers = (section, call)
+    shown_tokens = (section_end, call_end, _SEPARATOR)
 
-    def _calls(self, marker: str) -> Reading[None]:
-        reader = self.reader
-        if marker == _SECTION:
-            yield from reader.space()
-            yield from reader.expect(_CALL)
-        while True:
-            yield from self._call()
-            yield from reader.space()
-            if (yield from reader.at_end()) or (yield from reader.literal(_SECTION_END)):
-                return
-            if not (yield from reader.literal(_CALL)):
-                raise NotAsExpected
-            self._next_call()
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        if f"{_FENCE}json" in asked.template:
+            begin, middle, end = f"{cls.call}function{_SEPARATOR}", f"\n{_FENCE}json\n", f"\n{_FENCE}{cls.call_end}"
+            calls = asked.several(each_tool(asked.schemas, begin, middle, end), "\n")
+        else:
+            calls = asked.several(each_tool(asked.schemas, cls.call, _SEPARATOR, cls.call_end), "")
+        return CallForm(begin=cls.section, calls=sequence(calls, text(cls.section_end)))
 
     def _call(self) -> Reading[None]:
         reader = self.reader
-        yield from reader.space()
         name = yield from self._name()
         yield from reader.space()
         yield from reader.expect(_SEPARATOR)
@@ -51,12 +45,7 @@ class DeepSeekParser(ToolParser):
             if (yield from reader.literal(_FENCE)):
                 yield from reader.literal("json")
                 yield from reader.space()
-            if (yield from reader.peek()) != "{":
-                raise NotAsExpected
-        self._commit(name)
-        yield from json_value(reader, self._write_arguments)
-        yield from reader.space()
+        yield from self._arguments(name)
         yield from reader.literal(_FENCE)
         yield from reader.space()
-        yield from reader.expect(_CALL_END)
-        reader.settle()
+        yield from reader.expect(self.call_end)

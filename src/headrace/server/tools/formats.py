@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 from headrace.base.errors import ConfigurationError
 from headrace.server.echo import suggestion
+from headrace.server.tools.apertus import ApertusParser
+from headrace.server.tools.cohere import CohereParser
 from headrace.server.tools.deepseek import DeepSeekParser
 from headrace.server.tools.functionary import FunctionaryV31Parser, FunctionaryV32Parser
+from headrace.server.tools.gemma4 import Gemma4Parser
 from headrace.server.tools.generic_json import GenericJsonParser
 from headrace.server.tools.glm import GlmParser
 from headrace.server.tools.granite import GraniteParser
 from headrace.server.tools.harmony import HarmonyParser
 from headrace.server.tools.hermes import HermesParser
+from headrace.server.tools.invocations import DsmlParser, MiniMaxM2Parser
 from headrace.server.tools.kimi_k2 import KimiK2Parser
 from headrace.server.tools.llama3_json import Llama3JsonParser
 from headrace.server.tools.mistral import MistralParser
@@ -53,6 +57,31 @@ FORMATS: dict[str, ToolFormat] = {
         parser=DeepSeekParser,
         reason="V3, R1 and V3.1 mark sections and calls with special tokens; the last leaves out the type and the fence",
         signs=(("<｜tool▁calls▁begin｜>",), ("<｜tool▁call▁begin｜>",)),
+    ),
+    "dsml": ToolFormat(
+        parser=DsmlParser,
+        reason="DeepSeek V3.2 and V4: tags that carry a special token, parameters that say whether they are strings",
+        signs=(("｜DSML｜",),),
+    ),
+    "minimax_m2": ToolFormat(
+        parser=MiniMaxM2Parser,
+        reason="invocations in plain tags inside a block of the maker's name",
+        signs=(("<minimax:tool_call>",),),
+    ),
+    "cohere": ToolFormat(
+        parser=CohereParser,
+        reason="a list of objects behind a mark, numbered anew in every turn",
+        signs=(("<|START_ACTION|>",),),
+    ),
+    "apertus": ToolFormat(
+        parser=ApertusParser,
+        reason="objects whose only key is the tool's name",
+        signs=(("<|tools_prefix|>",),),
+    ),
+    "gemma4": ToolFormat(
+        parser=Gemma4Parser,
+        reason="bare keys, and marks for quotes",
+        signs=(("<|tool_call>call:",), ("<start_function_call>",)),
     ),
     "kimi_k2": ToolFormat(
         parser=KimiK2Parser,
@@ -99,7 +128,7 @@ FORMATS: dict[str, ToolFormat] = {
     "pythonic": ToolFormat(
         parser=PythonicParser,
         reason="calls as Python writes them, announced by nothing",
-        signs=(("<|tool_call_start|>",), ("<|python_start|>",), ("[func_name1(",), ("[func1(",)),
+        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("<|python_start|>",), ("[func_name1(",), ("[func1(",)),
     ),
     "hermes": ToolFormat(
         parser=HermesParser,
@@ -123,6 +152,12 @@ OTHER_NAMES = {
     "deepseek_v3": "deepseek",
     "deepseek_r1": "deepseek",
     "deepseek_v31": "deepseek",
+    "deepseek_v32": "dsml",
+    "deepseek_v4": "dsml",
+    "minimax": "minimax_m2",
+    "cohere_command3": "cohere",
+    "functiongemma": "gemma4",
+    "gemma": "gemma4",
     "glm45": "glm",
     "glm47": "glm",
     "qwen3_xml": "qwen3_coder",

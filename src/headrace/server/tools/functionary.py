@@ -10,6 +10,7 @@ v3.2 addresses everything it says, and its prompt ends where the first address b
 
 from headrace.server.parsing.json_text import escaped, json_value
 from headrace.server.parsing.reader import Markers, NotAsExpected, Reading, TextEnded
+from headrace.server.tools.call_form import CallForm, CallRequest, any_text, each_tool, one_of, sequence, tagged, text
 from headrace.server.tools.parser import ToolParser
 
 _FUNCTION = "<function="
@@ -22,6 +23,11 @@ _EVERYBODY = "all"
 
 class FunctionaryV31Parser(ToolParser):
     markers = (_FUNCTION, _PYTHON_TAG)
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        calls = each_tool(asked.schemas, "", ">", _FUNCTION_END)
+        return CallForm(begin=_FUNCTION, calls=calls, separator="")
 
     def _calls(self, marker: str) -> Reading[None]:
         reader = self.reader
@@ -46,6 +52,16 @@ class FunctionaryV31Parser(ToolParser):
 
 class FunctionaryV32Parser(ToolParser):
     markers = (_ADDRESS,)
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        calls = each_tool(asked.schemas, "", "\n", "")
+        words = any_text(excludes=[_ADDRESS])
+        called = sequence(calls, {"type": "star", "content": sequence(text(_ADDRESS), calls)})
+        said = tagged(f"{_EVERYBODY}\n", words, _ADDRESS)
+        free = sequence({"type": "optional", "content": said}, called)
+        free = one_of([free, sequence(text(f"{_EVERYBODY}\n"), words)])
+        return CallForm(calls=calls, separator=_ADDRESS, answer_begin=f"{_EVERYBODY}\n", free=free)
 
     def _parse(self) -> Reading[None]:
         self._begin_attempt()

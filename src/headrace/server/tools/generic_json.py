@@ -4,6 +4,7 @@ The choice where a template speaks of tools and shows no format that has a parse
 marks, which models fall back to.
 """
 
+from headrace.server.tools.call_form import CallForm, CallRequest, json_object, sequence, text
 from headrace.server.tools.json_calls import JsonCallParser
 from headrace.server.tools.unmarked import UnmarkedCallParser
 
@@ -13,3 +14,8 @@ class GenericJsonParser(UnmarkedCallParser, JsonCallParser):
     closers = ("</tool_call>", "</tool_calls>")
     beginnings = "{["
     known_names_only = True
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        calls = sequence(text("["), asked.several(json_object(asked.schemas), ", "), text("]"))
+        return CallForm(calls=calls, free=cls._free(calls))

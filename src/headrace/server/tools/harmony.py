@@ -10,6 +10,7 @@ tools if it is addressed to one, else for the reader. What the header does not e
 import re
 
 from headrace.server.parsing.reader import Markers, NotAsExpected, Reading, Write
+from headrace.server.tools.call_form import CallForm, CallRequest, any_text, each_tool, one_of, sequence, tagged, text
 from headrace.server.tools.parser import NAME, ToolParser
 
 _START = "<|start|>"
@@ -31,6 +32,19 @@ _MAX_HEADER_PARTS = 8
 class HarmonyParser(ToolParser):
     markers = (_START, _CHANNEL)
     shown_tokens = (_START, _CHANNEL, _MESSAGE, *_ENDS, "<|constrain|>")
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        """What ends a call ends the answer, so there is one."""
+        calls = each_tool(asked.schemas, f"commentary to={_FUNCTIONS}", f" <|constrain|>json{_MESSAGE}", "")
+        # Words end where a mark stands, spelt out or not: what follows would be read as a message.
+        words = any_text(excludes=_BODY_END.strings)
+        next_begins = text(f"{_START}assistant")
+        thought = sequence(tagged(f"{_CHANNEL}analysis{_MESSAGE}", words, "<|end|>"), next_begins)
+        said = sequence(tagged(f"{_CHANNEL}commentary{_MESSAGE}", words, "<|end|>"), next_begins)
+        final = sequence(text(f"final{_MESSAGE}"), words)
+        free = sequence({"type": "star", "content": one_of([thought, said])}, text(_CHANNEL), one_of([calls, final]))
+        return CallForm(begin=_CHANNEL, calls=calls, prelude=thought, answer_begin=f"{_CHANNEL}final{_MESSAGE}", free=free)
 
     def _parse(self) -> Reading[None]:
         reader = self.reader

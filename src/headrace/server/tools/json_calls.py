@@ -41,6 +41,9 @@ class JsonCallParser(ToolParser):
     known_names_only: ClassVar[bool] = False
     """Without marks of its own, an object is a call only if it names a tool."""
 
+    keeps_ids: ClassVar[bool] = True
+    """The ids that the model gives are those of its calls."""
+
     def _calls(self, marker: str) -> Reading[None]:
         """Call objects, singly or in lists, and the closing mark behind them."""
         reader = self.reader
@@ -126,7 +129,7 @@ class JsonCallParser(ToolParser):
         elif key in _ID_KEYS:
             pieces: list[str] = []
             yield from (json_string_text if char == '"' else json_scalar)(reader, pieces.append)
-            call.id = "".join(pieces) if char == '"' else None
+            call.id = "".join(pieces) if char == '"' and self.keeps_ids else None
         else:
             raise NotAsExpected
 

@@ -6,48 +6,45 @@
 The number is part of the call's id, and its template expects the id back.
 """
 
-from headrace.server.parsing.json_text import json_value
-from headrace.server.parsing.reader import NotAsExpected, Reading
-from headrace.server.tools.parser import ToolParser
+from headrace.server.parsing.reader import Reading
+from headrace.server.tools.call_form import CallForm, CallRequest, arguments, one_of, regex, sequence, text
+from headrace.server.tools.sectioned import SectionedCallParser
 
-_SECTION = "<|tool_calls_section_begin|>"
-_SECTION_END = "<|tool_calls_section_end|>"
-_CALL = "<|tool_call_begin|>"
 _ARGUMENTS = "<|tool_call_argument_begin|>"
-_CALL_END = "<|tool_call_end|>"
+_FUNCTIONS = "functions."
 
 
-class KimiK2Parser(ToolParser):
-    markers = (_SECTION,)
-    shown_tokens = (_SECTION_END, _CALL, _ARGUMENTS, _CALL_END)
+class KimiK2Parser(SectionedCallParser):
+    section = "<|tool_calls_section_begin|>"
+    section_end = "<|tool_calls_section_end|>"
+    call = "<|tool_call_begin|>"
+    call_end = "<|tool_call_end|>"
+    markers = (section,)
+    shown_tokens = (section_end, call, _ARGUMENTS, call_end)
 
-    def _calls(self, marker: str) -> Reading[None]:
-        reader = self.reader
-        yield from reader.space()
-        yield from reader.expect(_CALL)
-        while True:
-            yield from self._call()
-            yield from reader.space()
-            if (yield from reader.at_end()) or (yield from reader.literal(_SECTION_END)):
-                return
-            if not (yield from reader.literal(_CALL)):
-                raise NotAsExpected
-            self._next_call()
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        """Calls are numbered over the whole conversation, so any number may come."""
+        calls = [
+            sequence(
+                text(f"{cls.call}{_FUNCTIONS}{name}:"),
+                regex("[0-9]{1,4}"),
+                text(_ARGUMENTS),
+                arguments(schema),
+                text(cls.call_end),
+            )
+            for name, schema in asked.schemas.items()
+        ]
+        return CallForm(begin=cls.section, calls=sequence(asked.several(one_of(calls), ""), text(cls.section_end)))
 
     def _call(self) -> Reading[None]:
         reader = self.reader
-        yield from reader.space()
         call_id = yield from self._name()
         yield from reader.space()
         yield from reader.expect(_ARGUMENTS)
         yield from reader.space()
-        if (yield from reader.peek()) != "{":
-            raise NotAsExpected
-        name = call_id.removeprefix("functions.")
+        name = call_id.removeprefix(_FUNCTIONS)
         stem, _, number = name.rpartition(":")
         is_numbered = bool(stem) and number.isdigit()
-        self._commit(stem if is_numbered else name, call_id if is_numbered else None)
-        yield from json_value(reader, self._write_arguments)
-        yield from reader.space()
-        yield from reader.expect(_CALL_END)
-        reader.settle()
+        yield from self._arguments(stem if is_numbered else name, call_id if is_numbered else None)
+        yield from reader.expect(self.call_end)

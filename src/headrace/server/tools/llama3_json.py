@@ -4,6 +4,7 @@
 <|python_tag|>{"name": "turn_wheel", "parameters": {"rpm": 3}}; {"name": "stop_wheel", "parameters": {}}
 """
 
+from headrace.server.tools.call_form import CallForm, CallRequest, json_object
 from headrace.server.tools.json_calls import JsonCallParser
 from headrace.server.tools.unmarked import UnmarkedCallParser
 
@@ -12,3 +13,8 @@ class Llama3JsonParser(UnmarkedCallParser, JsonCallParser):
     markers = ("<|python_tag|>",)
     beginnings = "{["
     known_names_only = True
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        call = json_object(asked.schemas, arguments_key="parameters")
+        return CallForm(calls=call, separator="; ", free=cls._free(asked.several(call, "; ")))

@@ -10,6 +10,17 @@ import re
 
 from headrace.server.parsing.json_text import json_value
 from headrace.server.parsing.reader import NotAsExpected, Reading
+from headrace.server.tools.call_form import (
+    CallForm,
+    CallRequest,
+    arguments,
+    each_tool,
+    json_object,
+    one_of,
+    regex,
+    sequence,
+    text,
+)
 from headrace.server.tools.json_calls import JsonCallParser
 
 _MARKER = "[TOOL_CALLS]"
@@ -22,6 +33,20 @@ _ID_LENGTH = 9
 class MistralParser(JsonCallParser):
     markers = (_MARKER,)
     shown_tokens = (_CALL_ID, _ARGUMENTS)
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        if _ARGUMENTS not in asked.template:
+            calls = asked.several(json_object(asked.schemas), ", ")
+            return CallForm(begin=_MARKER, calls=sequence(text("["), calls, text("]")))
+        if _CALL_ID not in asked.template:
+            return CallForm(begin=_MARKER, calls=each_tool(asked.schemas, "", _ARGUMENTS, ""), separator="")
+        new_id = regex(f"[A-Za-z0-9]{{{_ID_LENGTH}}}")
+        named = [
+            sequence(text(name + _CALL_ID), new_id, text(_ARGUMENTS), arguments(schema))
+            for name, schema in asked.schemas.items()
+        ]
+        return CallForm(begin=_MARKER, calls=one_of(named), separator="")
 
     def _calls(self, marker: str) -> Reading[None]:
         reader = self.reader

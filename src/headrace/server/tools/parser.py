@@ -11,6 +11,7 @@ from typing import ClassVar
 from headrace.server.parsing.events import Event, Sink
 from headrace.server.parsing.json_text import escaped
 from headrace.server.parsing.reader import Markers, NotAsExpected, Reader, Reading, TextEnded
+from headrace.server.tools.call_form import CallForm, CallRequest
 from headrace.server.tools.schemas import Tools
 
 NAME = re.compile(r"[A-Za-z0-9_.:/\-]+")
@@ -33,6 +34,11 @@ class ToolParser:
         self._is_owed = False
         """What the open attempt has read is text, unless it still becomes a call."""
         self._work = self._parse()
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        """How calls of these tools are written, as this template shows; None where the format cannot be held to them."""
+        return None
 
     def push(self, text: str) -> list[Event]:
         if text:

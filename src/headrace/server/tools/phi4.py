@@ -4,6 +4,7 @@ functools[{"name": "turn_wheel", "arguments": {"rpm": 3}}]
 <|tool_call|>[{"name": "turn_wheel", "arguments": {"rpm": 3}}]<|/tool_call|>
 """
 
+from headrace.server.tools.call_form import CallForm, CallRequest, json_object, sequence, text
 from headrace.server.tools.json_calls import JsonCallParser
 
 
@@ -11,3 +12,9 @@ class Phi4Parser(JsonCallParser):
     markers = ("functools", "<|tool_call|>")
     closers = ("<|/tool_call|>",)
     shown_tokens = ("<|/tool_call|>",)
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        begin, end = ("functools", "") if "functools[" in asked.template else ("<|tool_call|>", "<|/tool_call|>")
+        calls = asked.several(json_object(asked.schemas), ", ")
+        return CallForm(begin=begin, calls=sequence(text("["), calls, text(f"]{end}")))

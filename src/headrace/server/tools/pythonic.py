@@ -11,6 +11,16 @@ from typing import ClassVar
 
 from headrace.server.parsing.python_text import python_value
 from headrace.server.parsing.reader import NotAsExpected, Reading
+from headrace.server.tools.call_form import (
+    CallForm,
+    CallRequest,
+    Format,
+    json_value,
+    one_of,
+    sequence,
+    text,
+)
+from headrace.server.tools.named_arguments import Argument, named_arguments, written_in_order
 from headrace.server.tools.unmarked import UnmarkedCallParser
 
 _KEYWORD = re.compile(r"\w+")
@@ -21,6 +31,21 @@ class PythonicParser(UnmarkedCallParser):
     closers: ClassVar[tuple[str, ...]] = ("<|tool_call_end|>", "<|python_end|>")
     shown_tokens = closers
     beginnings = "["
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        calls = []
+        for name, schema in asked.schemas.items():
+            given = named_arguments(schema)
+            if given is None or not all(_KEYWORD.fullmatch(one.name) for one in given):
+                return None
+            calls.append(sequence(text(f"{name}("), written_in_order(given, _keyword, ", "), text(")")))
+        several = asked.several(one_of(calls), ", ")
+        for begin, end in zip(cls.markers, cls.closers, strict=False):
+            if begin in asked.template:
+                return CallForm(begin=begin, calls=sequence(text("["), several, text(f"]{end}")))
+        listed = sequence(text("["), several, text("]"))
+        return CallForm(calls=listed, free=cls._free(listed))
 
     def _calls(self, marker: str) -> Reading[None]:
         reader = self.reader
@@ -64,3 +89,12 @@ class PythonicParser(UnmarkedCallParser):
             is_first = False
         reader.take()
         self._write_arguments("}")
+
+
+def _keyword(argument: Argument) -> Format:
+    """`name=value`. A value is as JSON has it, but for words that stand alone: inside of others both spellings are read."""
+    words = {"boolean": [text("True"), text("False")], "null": [text("None")]}
+    kinds = argument.types
+    is_word = len(kinds) == 1 and not argument.is_listed
+    value = one_of(words[kind]) if is_word and (kind := next(iter(kinds))) in words else json_value(argument.schema)
+    return sequence(text(f"{argument.name}="), value)

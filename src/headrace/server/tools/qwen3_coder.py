@@ -14,6 +14,7 @@ Models leave out the outer tag at times.
 import re
 
 from headrace.server.parsing.reader import Markers, NotAsExpected, Reading
+from headrace.server.tools.call_form import CallForm, CallRequest, sequence, text
 from headrace.server.tools.tagged import TaggedArgumentParser
 
 _FUNCTION = "<function="
@@ -29,7 +30,26 @@ _VALUE_END = Markers((_PARAMETER_END,))
 class Qwen3CoderParser(TaggedArgumentParser):
     markers = (*_TAGS, _FUNCTION)
     shown_tokens = _END_TAGS
+    value_end = _PARAMETER_END
     trims_line_breaks = True
+
+    @classmethod
+    def form(cls, asked: CallRequest) -> CallForm | None:
+        tag, end_tag = next((pair for pair in zip(_TAGS, _END_TAGS, strict=True) if pair[0] in asked.template), ("", ""))
+        # Seed-OSS writes values without line breaks around them, which are read as part of the format all the same.
+        line_break = "" if tag == "<seed:tool_call>" else "\n"
+        calls = cls._tagged(
+            asked,
+            lambda one, value: sequence(
+                text(f"{_PARAMETER}{one.name}>{line_break}"), value, text(f"{line_break}{_PARAMETER_END}\n")
+            ),
+            lambda name: (f"{name}>\n", f"{_FUNCTION_END}\n{end_tag}".rstrip("\n")),
+        )
+        if calls is None:
+            return None
+        if not tag:
+            return CallForm(begin=_FUNCTION, calls=calls, separator="\n")
+        return CallForm(begin=tag, calls=sequence(text(f"\n{_FUNCTION}"), calls), separator="\n")
 
     def _calls(self, marker: str) -> Reading[None]:
         reader = self.reader

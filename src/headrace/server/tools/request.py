@@ -1,16 +1,14 @@
-"""What a request says of tools: checked, as the template sees them, and as a form that a call must have.
+"""What a request says of tools: checked, as the template sees them, and as a schema of plain calls.
 
 Knows the fields `tools`, `tool_choice` and `parallel_tool_calls`. Does not know how calls are written or read.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from headrace.base.errors import InvalidRequestError
-from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
+from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.protocol.openai import ChatCompletionRequest, FunctionDefinition, NamedToolChoice, ToolDefinition
 from headrace.server.echo import shortened, suggestion
 from headrace.server.tools.parser import MAX_NAME, NAME
@@ -27,9 +25,14 @@ class ToolUse:
     """As chat templates know them; None: the model is not told of any."""
     tools: Tools | None = None
     """What calls may name; None: nothing in the answer is a call."""
-    required_form: StructuredOutput | None = None
-    """The form of an answer that must call."""
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of the arguments of what may be called, by name."""
+    strict: Mapping[str, int] = field(default_factory=dict)
+    """Those that must be called as their schemas say, with their places in the request."""
+    must_call: bool = False
     is_limited_to_one: bool = False
+    form: StructuredOutput | None = None
+    """What an answer that does not call must be."""
 
 
 def tool_use(request: ChatCompletionRequest, form: StructuredOutput | None) -> ToolUse:
@@ -42,17 +45,11 @@ def tool_use(request: ChatCompletionRequest, form: StructuredOutput | None) -> T
     if not request.tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequestError("tool_choice asks for a call, and there are no tools", param="tool_choice")
-        return ToolUse()
+        return ToolUse(form=form)
     schemas = {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in request.tools}
     if choice == "none":
-        return ToolUse()
-    if form is not None:
-        raise InvalidRequestError(
-            f"{form.field} leaves no room for calls: leave tools out, or tell the model to call none by tool_choice 'none'",
-            param=form.field,
-        )
+        return ToolUse(form=form)
     is_limited = request.parallel_tool_calls is False
-    required_form = None
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if name not in schemas:
@@ -62,16 +59,14 @@ def tool_use(request: ChatCompletionRequest, form: StructuredOutput | None) -> T
             )
         schemas = {name: schemas[name]}
         is_limited = True
-    if choice == "required" or isinstance(choice, NamedToolChoice):
-        required_form = StructuredOutput(
-            kind=OutputKind.JSON_SCHEMA,
-            text=msgspec.json.encode(calls_schema(schemas, is_limited_to_one=is_limited)).decode(),
-            field="tools",
-        )
-    else:
-        _refuse_strict(request.tools)
     return ToolUse(
-        for_template=for_template, tools=Tools(schemas), required_form=required_form, is_limited_to_one=is_limited
+        for_template=for_template,
+        tools=Tools(schemas),
+        schemas=schemas,
+        strict={tool.function.name: i for i, tool in enumerate(request.tools) if tool.function.strict},
+        must_call=choice == "required" or isinstance(choice, NamedToolChoice),
+        is_limited_to_one=is_limited,
+        form=form,
     )
 
 
@@ -119,17 +114,6 @@ def _check_function(function: FunctionDefinition, path: str) -> None:
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
         raise InvalidRequestError(f"{path}.parameters.required must be a list of names", param=f"{path}.parameters.required")
-
-
-def _refuse_strict(tools: Sequence[ToolDefinition]) -> None:
-    for i, tool in enumerate(tools):
-        if tool.function.strict:
-            raise InvalidRequestError(
-                f"tools[{i}].function.strict is not supported with tool_choice 'auto': the model writes its calls freely; "
-                "'required', or a named tool, holds them to the schema",
-                param=f"tools[{i}].function.strict",
-                code="unsupported_parameter",
-            )
 
 
 # The form of an answer that must call

@@ -10,6 +10,9 @@ from headrace.server.parsing.reader import NotAsExpected, Reader
 
 _SCALARS = {"true": "true", "false": "false", "none": "null", "null": "null"}
 _NO_TYPES: frozenset[str] = frozenset()
+_BESIDE_REFERENCES = frozenset({"$ref", "title", "description", "default", "examples", "$comment"})
+_MAX_DEPTH = 20
+"""References and branches that are followed."""
 
 
 class Tools:
@@ -30,13 +33,14 @@ class Tools:
 
     def types(self, tool: str, argument: str) -> frozenset[str]:
         """What the schema says the argument may be; empty where it does not say."""
-        properties = self._schemas.get(tool, {}).get("properties")
-        schema = properties.get(argument) if isinstance(properties, Mapping) else None
-        return _types(schema)
+        root = self._schemas.get(tool, {})
+        properties = root.get("properties")
+        return types_of(properties.get(argument) if isinstance(properties, Mapping) else None, root)
 
 
-def _types(schema: Any) -> frozenset[str]:
-    if not isinstance(schema, Mapping):
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """What a schema inside `root` says that a value may be; empty where it does not say."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return _NO_TYPES
     named = schema.get("type")
     if isinstance(named, str):
@@ -45,12 +49,46 @@ def _types(schema: Any) -> frozenset[str]:
         return frozenset(one for one in named if isinstance(one, str))
     for key in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(key), list):
-            found = [_types(branch) for branch in branches]
+            found = [types_of(branch, root, depth + 1) for branch in branches]
             return frozenset().union(*found) if all(found) else _NO_TYPES
+    for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+        if found_there := types_of(one, root, depth + 1):
+            return found_there
+    if isinstance(target := schema.get("$ref"), str) and target.startswith("#/"):
+        return types_of(_at(root, target), root, depth + 1)
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    if values and all(isinstance(value, str) for value in values):
-        return frozenset({"string"})
-    return _NO_TYPES
+    return frozenset().union(*map(_kinds_of, values))
+
+
+def is_empty(schema: Any) -> bool:
+    """Whether it lists values of which none is of its type: nothing satisfies that."""
+    if not isinstance(schema, Mapping) or "type" not in schema:
+        return False
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else None
+    return values is not None and not any(_kinds_of(value) & types_of(schema, {}) for value in values)
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a schema that does nothing but point elsewhere inside `root` points to."""
+    for _ in range(_MAX_DEPTH):
+        target = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(target, str) or not target.startswith("#/") or not _BESIDE_REFERENCES.issuperset(schema):
+            break
+        found = _at(root, target)
+        if not isinstance(found, Mapping | bool):
+            break
+        schema = found
+    return schema
+
+
+def _at(root: Mapping[str, Any], pointer: str) -> Any:
+    place: Any = root
+    for step in pointer.removeprefix("#/").split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(place, Mapping) or step not in place:
+            return None
+        place = place[step]
+    return place
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
@@ -71,7 +109,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
         return _json_string(text) if not types or "string" in types else _json_of_python(bare) or _json_string(text)
     if isinstance(value, str):  # in quotes of its own
         return bare if types and "string" not in types else _json_string(text)
-    if types and "string" in types and not _kinds(value) & types:
+    if types and "string" in types and not _kinds_of(value) & types:
         return _json_string(text)
     return bare
 
@@ -89,8 +127,10 @@ def _json_of_python(text: str) -> str:
     return "" if reader.char else "".join(pieces)
 
 
-def _kinds(value: Any) -> frozenset[str]:
+def _kinds_of(value: Any) -> frozenset[str]:
     match value:
+        case str():
+            return frozenset({"string"})
         case bool():
             return frozenset({"boolean"})
         case None:

@@ -3,9 +3,11 @@
 Knows where such calls may begin. Does not know what they look like.
 """
 
+import re
 from typing import ClassVar
 
 from headrace.server.parsing.reader import SPACE, Markers, Reading
+from headrace.server.tools.call_form import Format, sequence
 from headrace.server.tools.parser import ToolParser
 
 _LINE_END = "\n"
@@ -16,6 +18,15 @@ class UnmarkedCallParser(ToolParser):
 
     beginnings: ClassVar[str] = ""
     """Characters that a call may begin with."""
+
+    @classmethod
+    def _free(cls, calls: Format) -> Format:
+        """Lines that do not begin like a call, then calls or nothing."""
+        begins = re.escape(cls.beginnings)
+        line = rf"[ \t\r]*([^ \t\r\n{begins}][^\n]*)?"
+        lines = {"type": "regex", "pattern": rf"({line}\n)*", "excludes": list(cls.markers)}
+        words = {"type": "regex", "pattern": rf"({line}\n)*{line}", "excludes": list(cls.markers)}
+        return {"type": "or", "elements": [sequence(lines, calls), words]}
 
     def _parse(self) -> Reading[None]:
         reader = self.reader

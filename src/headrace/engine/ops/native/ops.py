@@ -3,8 +3,9 @@
 Knows the extension. Does not know models, layers or the mind; `protocol.py` says what each operation means. Activations are
 float32 between operations. A product with a quantised weight quantises its rows to int8, by blocks of 32 along the sum, as
 llama.cpp does: on the weights' own numbers, an error of about 0.4 % of the result's size. Rows that meet INT8_CHANNEL
-weights get one scale each, as those checkpoints mean it. `dtype` is what keys and values are held in, and with bfloat16 the
-rows that meet BF16 weights. While a tape is recorded, None stands for token ids, rows and placements.
+weights get one scale each, as those checkpoints mean it. With `dtype` bfloat16 rows that meet BF16 weights, and queries that
+meet a BF16 cache, are rounded to it. Keys and values are held in a format of their own; attention reads it back as float32,
+so that holding them is the only rounding. While a tape is recorded, None stands for token ids, rows and placements.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from headrace.engine.ops.dequantize import Floats
 from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.native import _kernels, weights
 from headrace.engine.ops.protocol import AttentionShape, Forward, QKNorm, SequenceSpan, Tensor
+from headrace.engine.ops.storage import QUANTIZATIONS
 from headrace.specs.model import Activation
 
 VERSION = 2
@@ -34,6 +36,12 @@ KERNEL_FORMATS = frozenset(
 
 PAGE_TOKENS = 16
 """Blocks of the cache are whole pages of so many tokens."""
+
+KV_DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3")
+"""How keys and values may be held; those of 8 bits with a float32 scale for each token and head."""
+
+_KV_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8_e4m3": 1}
+_SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4, "fp8_e4m3": 4}
 
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU: 1, Activation.GELU_TANH: 2}
 
@@ -54,10 +62,17 @@ class _Awake:
 class NativeOps:
     """Implements `Ops`. Tensors are the extension's."""
 
-    def __init__(self, *, dtype: str, num_threads: int, isa: str = "") -> None:
-        """`isa`: an instruction set by name, for tests; the best that the processor has, if empty."""
+    def __init__(
+        self, *, dtype: str, num_threads: int, isa: str = "", kv_dtype: str = "", quantization: str = "auto"
+    ) -> None:
+        """`isa`: an instruction set by name, for tests; the best that the processor has, if empty. `kv_dtype`: one of
+        KV_DTYPES; the compute dtype, if empty. `quantization`: what every matrix is turned into as it is loaded, one of
+        `none` (the compute dtype), `q8_0`, `q4_0`, `q4_1`; or `auto` for what it is stored as."""
         assert dtype in ("float32", "bfloat16")
+        assert kv_dtype in ("", *KV_DTYPES)
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
+        self._quantization = quantization
         self._is_bf16 = dtype == "bfloat16"
         self._engine = _kernels.Engine(num_threads, isa)
         self._awake = _Awake(self._engine)
@@ -94,7 +109,12 @@ class NativeOps:
 
     def load_linear(self, parts: Sequence[HostTensor], biases: Sequence[HostTensor] = ()) -> _kernels.Linear:
         otherwise = "BF16" if self._is_bf16 else "F32"
-        return weights.load_linear(self._engine, parts, biases, kernels=KERNEL_FORMATS, otherwise=otherwise)
+        kernels = KERNEL_FORMATS
+        if self._quantization == "none":
+            kernels = frozenset({otherwise})
+        elif self._quantization != "auto":
+            parts = [weights.requantized(part, QUANTIZATIONS[self._quantization]) for part in parts]
+        return weights.load_linear(self._engine, parts, biases, kernels=kernels, otherwise=otherwise)
 
     def load_embedding(self, table: HostTensor) -> weights.Embedding:
         return weights.Embedding(table)
@@ -115,12 +135,13 @@ class NativeOps:
         softcap, window = shape.softcap or 0.0, shape.window or 0
         return self._engine.allocate_kv(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, softcap, window, num_blocks, block_size,
-            self._is_bf16,
+            self.kv_dtype, self._is_bf16,
         )  # fmt: skip
 
     def kv_bytes_per_token(self, shape: AttentionShape) -> int:
-        value_dim = -(-shape.head_dim // 16) * 16  # whole vectors
-        return shape.num_kv_heads * (shape.head_dim + value_dim) * (2 if self._is_bf16 else 4)
+        key_dim, value_dim = -(-shape.head_dim // 4) * 4, -(-shape.head_dim // 16) * 16  # whole words, whole vectors
+        per_head = (key_dim + value_dim) * _KV_BYTES[self.kv_dtype] + 2 * _SCALE_BYTES[self.kv_dtype]
+        return shape.num_kv_heads * per_head
 
     # The step's metadata
 

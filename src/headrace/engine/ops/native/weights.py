@@ -4,6 +4,7 @@ Knows HostTensor and which storage formats have a kernel. Does not know models o
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from headrace.engine.ops.dequantize import Floats, dequantize
 from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.native import _kernels
+from headrace.engine.ops.quantize import quantize
 from headrace.engine.ops.storage import row_bytes
 
 _NO_BIAS = np.empty(0, np.float32)
@@ -36,6 +38,14 @@ def load_linear(
     orders = [_row_order(weight) for weight in weights]
     bias = np.concatenate([_bias(tensor) for tensor in biases]) if biases else _NO_BIAS
     return engine.load_linear(list(storages), list(parts), orders, weights[0].shape[-1], bias)
+
+
+def requantized(tensor: HostTensor, storage: str) -> HostTensor:
+    """The same numbers as nearly as `storage` can say them; itself if it is stored so already."""
+    if tensor.storage == storage:
+        return tensor
+    data = quantize(storage, dequantize(tensor.storage, tensor.data, tensor.shape), name=tensor.name)
+    return replace(tensor, storage=storage, data=memoryview(data.data))
 
 
 def _stored(tensor: HostTensor, kernels: frozenset[str], otherwise: str) -> tuple[str, npt.NDArray[np.uint8]]:

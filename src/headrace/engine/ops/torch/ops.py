@@ -26,7 +26,7 @@ class TorchOps:
     def __init__(self, *, dtype: str, device: str, num_threads: int | None = None) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise ConfigurationError("device cuda is not available here: torch finds no CUDA device; use device cpu")
-        self.dtype = dtype
+        self.dtype = self.kv_dtype = dtype
         self._dtype = DTYPES[dtype]
         self._device = torch.device(device)
         if num_threads is not None:

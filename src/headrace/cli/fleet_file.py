@@ -1,0 +1,47 @@
+"""The fleet file: TOML, read strictly. Knows how to say which key is wrong and what was probably meant."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import ConfigurationError, nearest
+from headrace.sim.fleet_spec import FleetSpec
+
+
+def read_fleet(path: Path) -> FleetSpec:
+    """Raises ConfigurationError that names the file, the table and the key."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"the fleet file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the fleet file {path} is no TOML: {error}") from None
+    try:
+        _refuse_unknown(raw, msgspec.inspect.type_info(FleetSpec), table="")
+        return msgspec.convert(raw, FleetSpec)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _refuse_unknown(raw: Any, kind: msgspec.inspect.Type, *, table: str) -> None:
+    """Everywhere, also in tables whose structs would let it pass."""
+    match kind:
+        case msgspec.inspect.StructType(fields=fields) if isinstance(raw, dict):
+            known = {field.encode_name: field.type for field in fields}
+            for key, value in raw.items():
+                if key not in known:
+                    where = f"in [{table}]" if table else "at the top"
+                    raise ConfigurationError(
+                        f"there is no key {key!r} {where}{nearest(key, known)} (known: {', '.join(known)})"
+                    )
+                _refuse_unknown(value, known[key], table=f"{table}.{key}".lstrip("."))
+        case msgspec.inspect.DictType(value_type=inner) if isinstance(raw, dict):
+            for key, value in raw.items():
+                _refuse_unknown(value, inner, table=f"{table}.{key}")
+        case msgspec.inspect.VarTupleType(item_type=inner) if isinstance(raw, list):
+            for value in raw:
+                _refuse_unknown(value, inner, table=table)

@@ -1,0 +1,140 @@
+"""`headrace simulate FLEET.toml`: a whole fleet in rehearsal, reported as `bench` reports a real one.
+
+Composes, prints and writes files; decides nothing.
+"""
+
+import argparse
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from headrace.base.clock import Nanos
+from headrace.base.errors import ConfigurationError
+from headrace.base.system_clock import SystemClock
+from headrace.base.units import nanos, seconds
+from headrace.cli.fleet_file import read_fleet
+from headrace.cli.report_view import show_summary
+from headrace.measure.report.goodput import parse_objectives
+from headrace.measure.report.page import render_page
+from headrace.measure.report.record import RunFacts
+from headrace.measure.report.result_file import write_result
+from headrace.measure.report.summary import DEFAULT_SHARES, summarize
+from headrace.measure.workload.request import Workload
+from headrace.measure.workload.reuse import reuse
+from headrace.sim.fleet import Fleet, FleetOutcome, Rehearsal
+from headrace.sim.fleet import Progress as FleetProgress
+from headrace.sim.fleet_spec import FleetSpec
+from headrace.sim.perfetto import perfetto_trace
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("fleet", nargs="?", type=Path, metavar="FLEET.toml", help="a fleet to rehearse; needs --workload")
+    parser.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="with a fleet: promises, such as ttft:500 tpot:50"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="with a fleet: write the report as one page")
+    parser.add_argument(
+        "--trace-file", type=Path, metavar="FILE", help="with a fleet: write a trace that ui.perfetto.dev opens"
+    )
+    parser.add_argument(
+        "--event-log", type=Path, metavar="FILE", help="with a fleet: write what each replica was like over time, as JSON"
+    )
+    parser.add_argument(
+        "--log-interval",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="with a fleet: how often the log takes figures down, in simulated seconds (default 1)",
+    )
+
+
+def run_fleet(options: argparse.Namespace, workload: Workload, console: Console) -> int:
+    """Exit status: 0 if any request was answered."""
+    spec = read_fleet(options.fleet)
+    if options.seed is not None:
+        spec = msgspec.structs.replace(spec, seed=options.seed)
+    if not options.log_interval > 0:
+        raise ConfigurationError(f"--log-interval must be above 0, not {options.log_interval:g}")
+    facts = _facts(spec, workload, options)
+    outcome = _rehearse(spec, workload, facts, options, console)
+    summary = summarize(outcome.run)
+    show_summary(console, outcome.run.facts, summary, DEFAULT_SHARES)
+    console.print(f"[dim]digest: {outcome.digest}[/]")
+    if options.result is not None:
+        options.result.write_bytes(write_result(outcome.run, summary) + b"\n")
+        console.print(f"[dim]result: {options.result}[/]")
+    if options.html is not None:
+        options.html.write_text(render_page([outcome.run], shares=DEFAULT_SHARES))
+        console.print(f"[dim]page: {options.html}[/]")
+    if options.trace_file is not None:
+        options.trace_file.write_bytes(perfetto_trace(outcome.log))
+        console.print(f"[dim]trace: {options.trace_file}; open it at https://ui.perfetto.dev[/]")
+    if options.event_log is not None:
+        options.event_log.write_bytes(msgspec.json.encode(outcome.log))
+        console.print(f"[dim]log: {options.event_log}[/]")
+    return 0 if summary.num_completed else 1
+
+
+def _facts(spec: FleetSpec, workload: Workload, options: argparse.Namespace) -> RunFacts:
+    pools = ", ".join(f"{pool.num_replicas} x {name}" for name, pool in spec.pools.items())
+    devices = sorted({pool.device for pool in spec.pools.values() if pool.device})
+    return RunFacts(
+        source="simulated",
+        duration_ns=Nanos(0),
+        backend="simulated",
+        model=spec.model,
+        workload=workload.name,
+        seed=spec.seed,
+        slo_ms=parse_objectives(options.goodput),
+        reusable_token_share=reuse(workload.requests).token_share,
+        metadata={"fleet": f"{pools}; {spec.router.policy}", **({"devices": ", ".join(devices)} if devices else {})},
+    )
+
+
+def _rehearse(
+    spec: FleetSpec, workload: Workload, facts: RunFacts, options: argparse.Namespace, console: Console
+) -> FleetOutcome:
+    clock = SystemClock()
+    began = clock.now()
+    columns = (
+        TextColumn("rehearsing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar, _collector_at_rest():
+        task = bar.add_task("", total=len(workload.requests))
+
+        def show(progress: FleetProgress) -> None:
+            simulated, wall = seconds(progress.now), seconds(clock.now() - began)
+            pace = f"{simulated:,.0f} s simulated in {wall:,.1f} s ({simulated / wall:,.0f}x)"
+            bar.update(task, completed=progress.num_ended, description=pace)
+
+        how = Rehearsal(
+            on_progress=show,
+            log_interval_ns=max(1, nanos(options.log_interval)),
+            keeps_spans=options.trace_file is not None or options.event_log is not None,
+        )
+        outcome = Fleet(spec, workload, how).run(facts)
+    wall = seconds(clock.now() - began)
+    simulated = seconds(outcome.run.facts.duration_ns)
+    console.print(
+        f"[dim]{simulated:,.1f} s simulated in {wall:,.1f} s ({simulated / wall:,.0f}x real time): "
+        f"{outcome.num_steps:,} steps, {outcome.num_events:,} events[/]"
+    )
+    return outcome
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """A rehearsal makes many objects and no cycles worth looking for; looking would cost a tenth of its time."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

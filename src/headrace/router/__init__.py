@@ -1,0 +1,1 @@
+"""The control plane: which endpoint gets a request, and whether any does."""

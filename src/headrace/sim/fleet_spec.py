@@ -1,0 +1,199 @@
+"""What a fleet is, as a file describes it: pools of replicas, a router, a network, clients, and what goes wrong.
+
+Knows facts and their limits; builds nothing. Every struct refuses fields that it does not know. `cli/fleet_file.py` reads
+it.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from headrace.base.clock import Nanos
+from headrace.base.errors import ConfigurationError
+from headrace.base.units import nanos
+from headrace.engine.mind.config import SchedulerConfig
+from headrace.router.mind.profile import RoutingConfig
+from headrace.router.mind.router_core import RouterConfig
+
+
+class LinearCostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The stated cost of a step, see `sim/step_cost.py`. The defaults are near an 8B model in BF16 on one H100."""
+
+    fixed_ns: int = 6_500_000
+    per_token_ns: int = 36_000
+    per_context_token_ns: int = 45
+
+    def __post_init__(self) -> None:
+        if self.fixed_ns < 1 or self.per_token_ns < 0 or self.per_context_token_ns < 0:
+            raise ConfigurationError("a step's cost needs fixed_ns of at least 1 and nothing negative")
+
+
+class StartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a replica takes from its start until it can serve."""
+
+    process_s: float = 5.0
+    """Process, libraries, device."""
+    weight_bytes: int = 16_060_522_496
+    """What is read before it serves: an 8B model in BF16."""
+    weight_bytes_per_s: float = 2e9
+    warm_up_s: float = 3.0
+    is_warm: bool = True
+    """Whether the replicas serve when the run begins; if not, they start then. A restart always takes its time."""
+
+    def __post_init__(self) -> None:
+        if self.process_s < 0 or self.warm_up_s < 0 or self.weight_bytes < 0 or not self.weight_bytes_per_s > 0:
+            raise ConfigurationError("start: times and weight_bytes must not be negative, weight_bytes_per_s above 0")
+
+    @property
+    def duration_ns(self) -> Nanos:
+        return Nanos(nanos(self.process_s + self.weight_bytes / self.weight_bytes_per_s + self.warm_up_s))
+
+
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Replicas of one model and shape."""
+
+    num_replicas: int
+    scheduler: SchedulerConfig
+    cost: LinearCostSpec = LinearCostSpec()
+    start: StartSpec = StartSpec()
+    device: str = ""
+    """What one replica runs on, for the report."""
+
+    def __post_init__(self) -> None:
+        if self.num_replicas < 1:
+            raise ConfigurationError(f"num_replicas must be at least 1, not {self.num_replicas}")
+
+
+class RouterSpec(RoutingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_attempts: int = 3
+    """Endpoints that a request is sent to, one after another, before its client is told."""
+    report_interval_s: float = 1.0
+    """How often endpoints report their load."""
+    report_timeout_s: float = 10.0
+    """An endpoint not heard of for so long is gone."""
+    queue_timeout_s: float = 60.0
+    """So long a request waits in the router for an endpoint that may have it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.report_interval_s < self.report_timeout_s:
+            raise ConfigurationError("report_interval_s must be above 0 and below report_timeout_s")
+
+    @property
+    def config(self) -> RouterConfig:
+        return RouterConfig(
+            max_attempts=self.max_attempts,
+            report_timeout_ns=Nanos(nanos(self.report_timeout_s)),
+            queue_timeout_ns=Nanos(nanos(self.queue_timeout_s)),
+        )
+
+
+class NetworkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The way between any two machines; a partition of it is a fault."""
+
+    latency_us: float = 100.0
+    """One way, inside the fleet."""
+    client_latency_us: float = 5_000.0
+    """One way, between a client and the router."""
+    jitter_us: float = 0.0
+    """Up to so much more, evenly drawn, for each connection."""
+    gigabits_per_s: float = 25.0
+    """Of each connection."""
+    loss: float = 0.0
+    """The share of messages that are lost once. A request or answer is sent again after `retransmit_ms`; a report is not."""
+    duplication: float = 0.0
+    """The share of messages that arrive twice."""
+    reordering: float = 0.0
+    """The share of messages that are held up, so that later ones pass them."""
+    retransmit_ms: float = 200.0
+    connect_timeout_s: float = 5.0
+    """A message that cannot get through for so long has failed, and its sender knows."""
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "duplication", "reordering"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is a share of messages, at least 0 and below 1, not {getattr(self, name)}")
+        for name in ("latency_us", "client_latency_us", "jitter_us", "retransmit_ms", "connect_timeout_s"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name} must not be negative, not {getattr(self, name)}")
+        if not self.gigabits_per_s > 0:
+            raise ConfigurationError(f"gigabits_per_s must be above 0, not {self.gigabits_per_s}")
+
+
+class ClientSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What users do beside what the workload says."""
+
+    timeout_s: float = 600.0
+    """A request without its end for so long is given up."""
+    first_token_timeout_s: float = 0.0
+    """A request without any token for so long is given up; 0: as long as the whole may take."""
+    max_retries: int = 0
+    """How often a request that was refused or dropped is sent again."""
+    backoff_s: float = 1.0
+    """Before the first of those; each later one waits twice as long, and up to as much again by chance."""
+    disconnect_share: float = 0.0
+    """The share of requests whose client loses patience."""
+    patience_s: float = 10.0
+    """After how long, on average (exponential)."""
+    extra_think_time_s: float = 0.0
+    """On average (exponential), beside the workload's own, before a request that follows another."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0 or self.max_retries < 0 or not self.patience_s > 0:
+            raise ConfigurationError("client: timeout_s and patience_s must be above 0, max_retries not negative")
+        if not 0 <= self.disconnect_share <= 1:
+            raise ConfigurationError(f"disconnect_share is a share, 0 to 1, not {self.disconnect_share}")
+        if self.first_token_timeout_s < 0 or self.backoff_s < 0 or self.extra_think_time_s < 0:
+            raise ConfigurationError("client: first_token_timeout_s, backoff_s and extra_think_time_s must not be negative")
+
+
+class FaultKind(StrEnum):
+    CRASH = "crash"
+    """The process dies and its connections break; it starts again after `duration_s`, with nothing cached."""
+    NODE_LOSS = "node-loss"
+    """The machine vanishes without a word; another start follows after `duration_s`."""
+    SLOW = "slow"
+    """Steps take `slowdown` times as long for `duration_s`."""
+    PARTITION = "partition"
+    """Nothing passes between the router and the replica for `duration_s`."""
+    STALE_REPORTS = "stale-reports"
+    """The replica's load reports say what they said first, for `duration_s`."""
+    DRAIN = "drain"
+    """The replica finishes what it has, restarts and comes back."""
+    STORM = "storm"
+    """`num_requests` clients come at once, with random prompts."""
+
+
+class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: FaultKind
+    at_s: float
+    replica: str = ""
+    """`pool-index`, for example `main-3`; a storm hits all."""
+    duration_s: float = 30.0
+    slowdown: float = 3.0
+    num_requests: int = 100
+
+    def __post_init__(self) -> None:
+        if self.at_s < 0 or self.duration_s < 0 or self.slowdown <= 0 or self.num_requests < 0:
+            raise ConfigurationError("faults: at_s, duration_s and num_requests must not be negative, slowdown above 0")
+        if (self.kind is FaultKind.STORM) != (not self.replica):
+            raise ConfigurationError("faults: name the replica that it hits (`main-3`); a storm has none")
+
+
+class FleetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pools: dict[str, PoolSpec]
+    model: str = ""
+    """Its name, for the report."""
+    seed: int = 0
+    router: RouterSpec = RouterSpec()
+    network: NetworkSpec = NetworkSpec()
+    client: ClientSpec = ClientSpec()
+    faults: tuple[FaultSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.pools:
+            raise ConfigurationError("a fleet needs at least one pool: a table [pools.main] with num_replicas")
+        known = {f"{pool}-{index}" for pool, spec in self.pools.items() for index in range(spec.num_replicas)}
+        for fault in self.faults:
+            if fault.replica and fault.replica not in known:
+                raise ConfigurationError(f"a fault hits {fault.replica!r}, and there is no such replica")

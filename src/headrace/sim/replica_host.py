@@ -1,0 +1,326 @@
+"""ReplicaHost: the process around one replica, as far as a fleet sees it: starting, serving, dying, starting again.
+
+Knows its own life and what the router told it. The replica inside is `SimReplica`, with the real mind; the door is the real
+`DispatchGate`. What it sends goes over the network.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace.base.clock import Clock, Nanos
+from headrace.base.ids import RequestId
+from headrace.engine.mind.block_hashing import BlockHasher
+from headrace.engine.mind.decode_run import DecodeRun
+from headrace.engine.mind.engine_core import EngineCore
+from headrace.engine.mind.request import Request
+from headrace.engine.mind.stats import EngineStats
+from headrace.engine.mind.step import StepPlan
+from headrace.engine.mind.update import FinishReason, RequestUpdate, SequenceTimes
+from headrace.protocol.load_report import LoadReport
+from headrace.router.mind.generation_fence import DispatchGate
+from headrace.sim.events import EventQueue, Rank
+from headrace.sim.executor import SimExecutor, Worker
+from headrace.sim.fleet_spec import LinearCostSpec, PoolSpec
+from headrace.sim.network import Network
+from headrace.sim.replica import Observer, SimReplica
+from headrace.sim.step_cost import LinearStepCost, SlowedStepCost, StepCost
+from headrace.sim.watch import Watch
+
+if TYPE_CHECKING:
+    from headrace.sim.router_host import RouterHost
+
+ROUTER = "router"
+IDENTITY_DIGEST = b"rehearsal"
+"""One model for all."""
+_JOIN_AGAIN_NS = 1_000_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One attempt at one request on one replica."""
+
+    client_request_id: RequestId
+    number: int
+    chunks: list[int] = field(default_factory=list)
+    """When each of its tokens was there."""
+    token_ids: list[int] = field(default_factory=list)
+    """The tokens, where somebody wants to see them."""
+
+    @property
+    def name(self) -> tuple[RequestId, int]:
+        return self.client_request_id, self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a generation, as its replica tells it."""
+
+    replica: str
+    chunks: Sequence[int]
+    token_ids: Sequence[int]
+    reason: FinishReason
+    num_cached_tokens: int
+    times: SequenceTimes | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all hosts of a fleet share."""
+
+    clock: Clock
+    events: EventQueue
+    network: Network
+    watch: Watch
+    hasher: BlockHasher
+    make_worker: Callable[[PoolSpec], Worker]
+    takes_runs: bool = True
+    keeps_tokens: bool = False
+
+
+class ReplicaHost(Observer):
+    def __init__(self, name: str, index: int, spec: PoolSpec, around: Surroundings, router: "RouterHost") -> None:
+        self.name = name
+        self.spec = spec
+        self._around = around
+        self._router = router
+        self._source = index + 1
+        self._cost = SlowedStepCost(_stated_cost(spec.cost))
+        self._life = 0
+        self.is_starting = False
+        self._replica: SimReplica | None = None
+        self._gate: DispatchGate | None = None
+        self._generations: dict[RequestId, Generation] = {}
+        self._num_reports = 0
+        self._frozen_load: tuple[int, int, float] | None = None
+        self._has_frozen_reports = False
+
+    # Its life
+
+    @property
+    def is_up(self) -> bool:
+        return self._replica is not None
+
+    @property
+    def life(self) -> int:
+        """Counts its starts and its ends."""
+        return self._life
+
+    @property
+    def epoch(self) -> int:
+        """As the router told it; 0 before it did."""
+        return self._gate.epoch if self._gate is not None else 0
+
+    @property
+    def num_open(self) -> int:
+        """Requests that it has and has not answered."""
+        return len(self._generations)
+
+    @property
+    def core(self) -> EngineCore | None:
+        return None if self._replica is None else self._replica.core
+
+    def start(self, *, takes_ns: Nanos | None = None) -> None:
+        """It serves after its start-up time, or after `takes_ns`."""
+        assert self._replica is None, f"{self.name} runs already"
+        self._life += 1
+        self.is_starting = True
+        ready = Nanos(self._around.clock.now() + (self.spec.start.duration_ns if takes_ns is None else takes_ns))
+        self._around.events.schedule(ready, Rank.MESSAGE, partial(self._serve, self._life), source=self._source)
+
+    def crash(self) -> None:
+        """The process ends; what it had is lost, its cache too."""
+        self._life += 1  # a start that is under way comes to nothing
+        self.is_starting = False
+        if self._replica is not None:
+            self._replica.stop()
+        self._replica, self._gate = None, None
+        self._generations.clear()
+        self._around.watch.lost_cache(self.name)
+
+    def slow_down(self, slowdown_percent: int) -> None:
+        """Takes effect for the next step that is planned."""
+
+        def change() -> None:
+            self._cost.slowdown_percent = slowdown_percent
+
+        if self._replica is None:
+            change()
+        else:
+            self._replica.change_cost(change)
+
+    def freeze_reports(self, is_frozen: bool) -> None:
+        self._has_frozen_reports, self._frozen_load = is_frozen, None
+
+    def _serve(self, life: int) -> None:
+        if life != self._life:
+            return
+        self.is_starting = False
+        around = self._around
+        core = EngineCore(self.spec.scheduler, identity_digest=IDENTITY_DIGEST, hasher=around.hasher)
+        executor = SimExecutor(
+            worker=around.make_worker(self.spec),
+            cost=self._cost,
+            clock=around.clock,
+            events=around.events,
+            source=self._source,
+        )
+        self._replica = SimReplica(
+            core=core,
+            executor=executor,
+            clock=around.clock,
+            events=around.events,
+            observer=self,
+            source=self._source,
+            takes_runs=around.takes_runs,
+        )
+        self.join()
+
+    def join(self) -> None:
+        """Tells the router that it is ready, until that gets through."""
+        self._around.network.send(
+            self.name,
+            ROUTER,
+            partial(self._router.joins, self.name, self._life),
+            failed=partial(self._join_later, self._life),
+        )
+
+    def _join_later(self, life: int) -> None:
+        if life == self._life and self.is_up:
+            again = Nanos(self._around.clock.now() + _JOIN_AGAIN_NS)
+            self._around.events.schedule(again, Rank.MESSAGE, self._join_if_up, source=self._source)
+
+    def _join_if_up(self) -> None:
+        if self.is_up and self._gate is None:
+            self.join()
+
+    # What the router says
+
+    def joined(self, life: int, epoch: int) -> None:
+        """What it had of an earlier epoch, nobody waits for."""
+        if self._replica is None or life != self._life or epoch <= self.epoch:
+            return
+        self._replica.catch_up()
+        for engine_request_id in list(self._generations):
+            del self._generations[engine_request_id]
+            self._replica.abort(engine_request_id)
+        self._gate = DispatchGate(epoch)
+
+    def rejoin(self, epoch: int) -> None:
+        """The router does not count it as a member in this epoch."""
+        if self._replica is not None and epoch == self.epoch:
+            self.join()
+
+    def dispatch(self, epoch: int, request: Request, generation: int) -> None:
+        """A request for it; if it has no process that could take it, the connection breaks."""
+        if self._replica is None or self._gate is None:
+            self._refuse(request.request_id, generation)
+            return
+        if not self._gate.admits(epoch, request.request_id, generation):
+            if epoch != self.epoch:
+                self._refuse(request.request_id, generation)
+            return
+        self._around.watch.admitted(self.name, epoch, self.epoch, request, generation)
+        engine_request_id = _engine_request_id(request.request_id, generation)
+        self._generations[engine_request_id] = Generation(request.request_id, generation)
+        self._replica.receive(
+            Request(
+                request_id=engine_request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                sampling=request.sampling,
+                cache_salt=request.cache_salt,
+            )
+        )
+
+    def cancel(self, epoch: int, request_id: RequestId, generation: int) -> None:
+        if self._replica is None or self._gate is None or epoch != self.epoch:
+            return
+        self._gate.cancel(request_id, generation)
+        engine_request_id = _engine_request_id(request_id, generation)
+        self._replica.catch_up()
+        if self._generations.pop(engine_request_id, None) is not None:
+            self._replica.abort(engine_request_id)
+
+    # What it reports
+
+    def stats(self) -> EngineStats | None:
+        """As of this moment; None while no process is there."""
+        if self._replica is None:
+            return None
+        self._replica.catch_up()
+        return self._replica.core.stats()
+
+    def report(self) -> None:
+        if self._gate is None or (stats := self.stats()) is None:
+            return
+        load = (stats.num_running, stats.num_waiting, stats.kv_cache_usage)
+        if self._has_frozen_reports:
+            load = self._frozen_load = self._frozen_load or load
+        self._num_reports += 1
+        report = LoadReport(self._gate.epoch, self._num_reports, *load)
+        self._around.network.send(self.name, ROUTER, partial(self._router.reported, self.name, report))
+
+    # What its mind decides
+
+    def planned(self, now: Nanos, plan: StepPlan) -> None:
+        self._around.watch.planned(self.name, plan)
+
+    def updated(self, now: Nanos, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            generation = self._generations.get(update.request_id)
+            if generation is None:
+                continue  # cancelled: this is its abort
+            if update.new_token_ids:
+                if not generation.chunks:
+                    self._send(generation, partial(self._router.first_token, *generation.name, now))
+                generation.chunks.append(now)
+                if self._around.keeps_tokens:
+                    generation.token_ids += update.new_token_ids
+            if update.finish_reason is not None:
+                self._finish(update.request_id, generation, update)
+
+    def ran(self, run: DecodeRun, ends: Sequence[int]) -> None:
+        for sequence in run.sequences:
+            generation = self._generations[sequence.request.request_id]
+            generation.chunks += ends
+            if self._around.keeps_tokens:
+                generation.token_ids += sequence.output_token_ids[-run.num_steps :]
+
+    def refused(self, now: Nanos, request: Request, error: Exception) -> None:
+        generation = self._generations.pop(request.request_id)
+        self._refuse(*generation.name)
+
+    def _finish(self, engine_request_id: RequestId, generation: Generation, update: RequestUpdate) -> None:
+        assert update.finish_reason is not None
+        del self._generations[engine_request_id]
+        finish = Finish(
+            replica=self.name,
+            chunks=generation.chunks,
+            token_ids=generation.token_ids,
+            reason=update.finish_reason,
+            num_cached_tokens=update.num_cached_tokens,
+            times=update.times,
+            error=update.error,
+        )
+        self._send(generation, partial(self._router.finished, *generation.name, finish))
+
+    def _send(self, generation: Generation, deliver: Callable[[], None]) -> None:
+        """On the connection that the request came by; if nothing passes, it breaks, and both ends know."""
+        broken = partial(self._router.failed, *generation.name)
+        self._around.network.send(self.name, ROUTER, deliver, failed=broken)
+
+    def _refuse(self, request_id: RequestId, generation: int) -> None:
+        failed = partial(self._router.failed, request_id, generation)
+        self._around.network.send(self.name, ROUTER, failed, failed=failed)
+
+
+def _engine_request_id(request_id: RequestId, generation: int) -> RequestId:
+    return RequestId(f"{request_id}#{generation}")
+
+
+def _stated_cost(spec: LinearCostSpec) -> StepCost:
+    return LinearStepCost(
+        fixed_ns=spec.fixed_ns, per_token_ns=spec.per_token_ns, per_context_token_ns=spec.per_context_token_ns
+    )

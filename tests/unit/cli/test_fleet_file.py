@@ -1,0 +1,74 @@
+"""Fleet files are read strictly, and say what is wrong where."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import ConfigurationError
+from headrace.cli.fleet_file import read_fleet
+from headrace.cli.main import main
+
+FLEET = """
+model = "small"
+
+[pools.main]
+num_replicas = 2
+[pools.main.scheduler]
+max_model_len = 2048
+num_blocks = 512
+
+[router]
+policy = "prefix-affinity"
+
+[[faults]]
+kind = "crash"
+at_s = 1.0
+replica = "main-1"
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_fleet_is_what_its_file_says(tmp_path: Path) -> None:
+    spec = read_fleet(written(tmp_path, FLEET))
+    assert spec.pools["main"].num_replicas == 2
+    assert spec.router.policy == "prefix-affinity"
+    assert spec.faults[0].replica == "main-1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "told"),
+    [
+        ("polcy", "policy", r"there is no key 'polcy' in \[router\]; did you mean 'policy'"),
+        ("num_block ", "num_blocks ", r"'num_block' in \[pools.main.scheduler\]; did you mean 'num_blocks'"),
+        ("[routr]", "[router]", "there is no key 'routr' at the top; did you mean 'router'"),
+        ("replca =", "replica =", r"there is no key 'replca' in \[faults\]; did you mean 'replica'"),
+        ("main-7", "main-1", "there is no such replica"),
+        ('"prefix-afinity"', '"prefix-affinity"', "did you mean 'prefix-affinity'"),
+        ("num_replicas = 0", "num_replicas = 2", "num_replicas must be at least 1"),
+        ("num_blocks = 2", "num_blocks = 512", "cannot hold one sequence"),
+        ('kind = "crush"', 'kind = "crash"', "kind"),
+        ("[[faults", "[[faults]]", "is no TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_was_probably_meant(wrong: str, right: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        read_fleet(written(tmp_path, FLEET.replace(right, wrong)))
+
+
+def test_a_fleet_without_a_workload_and_a_case_that_is_none_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(written(tmp_path, FLEET))]) == 2
+    assert "add --workload" in capsys.readouterr().err
+    assert main(["simulate", "--case", "cralm"]) == 2
+    assert "did you mean 'calm'" in capsys.readouterr().err
+
+
+def test_cases_are_rehearsed_over_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--case", "calm", "--num-seeds", "10", "--num-requests", "3", "--num-jobs", "2"]) == 0
+    assert "every invariant held" in capsys.readouterr().out
