@@ -98,8 +98,8 @@ class InFloat32:
         return replace(tensor, storage="F32", data=floats.reshape(-1).view(np.uint8).data)
 
 
-def test_keys_and_values_in_bfloat16_cost_far_less_than_rows_in_int8(checkpoint: Checkpoint, token_ids: list[int]) -> None:
-    """They once were suspected of moving near ties; alone they move hardly anything."""
+def test_attention_in_bfloat16_costs_far_less_than_rows_in_int8(checkpoint: Checkpoint, token_ids: list[int]) -> None:
+    """They, and what else is rounded with them, once were suspected of moving near ties."""
 
     def log_probabilities(dtype: str) -> torch.Tensor:
         ours = PagedDecoder(
