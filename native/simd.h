@@ -289,6 +289,31 @@ INLINE I add(I a, I b) { return {a.a + b.a, a.b + b.b}; }
 struct HalfSums {
     int32_t first, second;
 };
+#if defined(__AVX2__)
+// Not a number, or beyond what int8 holds, happens where the scale is not finite, and becomes 0: the scale tells of it.
+INLINE __m256i rounded_to_bytes(Float8 x, float inverse) {
+    const __m256 scaled = (__m256)(x * (Float8{} + inverse)), limit = _mm256_set1_ps(127.5f);
+    const __m256 above = _mm256_cmp_ps(scaled, _mm256_sub_ps(_mm256_setzero_ps(), limit), _CMP_GE_OQ);
+    const __m256 fits = _mm256_and_ps(above, _mm256_cmp_ps(scaled, limit, _CMP_LE_OQ));
+    const __m256i rounded = _mm256_min_epi32(_mm256_cvtps_epi32(scaled), _mm256_set1_epi32(127));
+    return _mm256_and_si256(rounded, _mm256_castps_si256(fits));
+}
+INLINE int32_t sum_of(__m256i x, __m256i y) {
+    const __m256i both = _mm256_add_epi32(x, y);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+}
+INLINE HalfSums quantize32(F x, F y, float inverse, int8_t* out) {
+    const __m256i a = rounded_to_bytes(x.a, inverse), b = rounded_to_bytes(x.b, inverse);
+    const __m256i c = rounded_to_bytes(y.a, inverse), d = rounded_to_bytes(y.b, inverse);
+    // Packing works on each half by itself and leaves runs of four out of order.
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    const __m256i in_order = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i*)out, in_order);
+    return {sum_of(a, b), sum_of(c, d)};
+}
+#else
 INLINE HalfSums quantize32(F x, F y, float inverse, int8_t* out) {
     float lanes[32];
     store(lanes, x);
@@ -303,6 +328,7 @@ INLINE HalfSums quantize32(F x, F y, float inverse, int8_t* out) {
     }
     return {sums[0], sums[1]};
 }
+#endif
 
 #if defined(__AVX2__)
 struct B {
@@ -418,7 +444,8 @@ INLINE Pair load_pair(const uint16_t* p) {
             {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int32_t(0xFFFF0000))))}};
 #else
     I both;
-    std::memcpy(&both, p, 64);
+    std::memcpy(&both.a, p, 32);  // in halves: a copy of the whole goes by way of the stack
+    std::memcpy(&both.b, p + 16, 32);
     const Int8x32 high = Int8x32{} + int32_t(0xFFFF0000);
     return {{(Float8)(both.a << 16), (Float8)(both.b << 16)}, {(Float8)(both.a & high), (Float8)(both.b & high)}};
 #endif

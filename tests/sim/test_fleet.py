@@ -19,6 +19,7 @@ from headrace.measure.workload.lengths import Fixed, LogNormal
 from headrace.measure.workload.prompts import at, random_requests, sessions, shared_prefix_requests
 from headrace.measure.workload.request import ChatPrompt, Workload, WorkloadRequest
 from headrace.measure.workload.traces import read_mooncake
+from headrace.sim.cost_model import GpuDeployment
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.fault_cases import CASES, run_case
 from headrace.sim.fleet import Fleet, FleetOutcome, Progress, Rehearsal
@@ -84,6 +85,17 @@ def test_latencies_are_those_of_the_stated_cost_and_of_the_way() -> None:
     prefill = 5_000_000 + 100 * 10_000 + 100 * 10
     assert record.first_chunk_ns == 1_000_000_000 + way_there + prefill + way_back
     assert list(record.gaps_ns) == [5_000_000 + 10_000 + position * 10 for position in (101, 102, 103)]
+
+
+def test_a_pool_on_a_gpu_takes_the_time_that_kernels_of_it_took_and_a_faster_one_less() -> None:
+    asked = workload(20)
+    gpu = GpuDeployment(device="h100_sxm", model="llama-3.1-8b")
+    pool = PoolSpec(num_replicas=2, scheduler=SCHEDULER, start=START, gpu=gpu)
+    faster = msgspec.structs.replace(pool, speed=2.0)
+    summaries = [summarize(rehearse(fleet(pools={"main": one}), asked).run) for one in (pool, faster)]
+    slow, fast = (summary.distributions["itl"].percentile(50.0) for summary in summaries)
+    assert 3 < slow < 30, "milliseconds for a token of an 8B model in BF16: its weights are read once at 3.35 TB/s or less"
+    assert fast == pytest.approx(slow / 2, rel=0.2)
 
 
 @pytest.mark.parametrize("policy", ["round-robin", "least-requests", "prefix-affinity"])

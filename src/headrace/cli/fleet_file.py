@@ -39,6 +39,9 @@ def _refuse_unknown(raw: Any, kind: msgspec.inspect.Type, *, table: str) -> None
                         f"there is no key {key!r} {where}{nearest(key, known)} (known: {', '.join(known)})"
                     )
                 _refuse_unknown(value, known[key], table=f"{table}.{key}".lstrip("."))
+        case msgspec.inspect.UnionType(types=alternatives):
+            for inner in alternatives:
+                _refuse_unknown(raw, inner, table=table)
         case msgspec.inspect.DictType(value_type=inner) if isinstance(raw, dict):
             for key, value in raw.items():
                 _refuse_unknown(value, inner, table=f"{table}.{key}")

@@ -4,7 +4,6 @@ Composes the simulator and prints; decides nothing.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich import box
@@ -15,13 +14,14 @@ from rich.table import Table
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.units import seconds
+from headrace.cli.interval_view import show_interval
 from headrace.cli.report_view import report_console, show_summary
 from headrace.cli.simulate_cases import case_names, run_cases
 from headrace.cli.simulate_fleet import add_options, run_fleet
 from headrace.engine.host.recording import read_recording
 from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.result_file import write_result
-from headrace.measure.report.summary import DEFAULT_SHARES, Summary, summarize
+from headrace.measure.report.summary import DEFAULT_SHARES, summarize
 from headrace.measure.workload.request import Workload
 from headrace.measure.workload.reuse import reuse
 from headrace.measure.workload.workload_file import read_workload
@@ -120,46 +120,13 @@ def _run_workload(path: Path, engine: Path | None, result: Path | None, console:
     summary = summarize(run)
     show_summary(console, run.facts, summary, DEFAULT_SHARES)
     if bounds:
-        _show_interval(console, summary, bounds)
+        show_interval(console, summary, bounds)
     for note in model.notes:
         console.print(f"[yellow]! {note}[/]")
     if result is not None:
         result.write_bytes(write_result(run, summary) + b"\n")
         console.print(f"[dim]result: {result}[/]")
     return 0 if summary.num_completed else 1
-
-
-def _show_interval(console: Console, summary: Summary, bounds: Sequence[Summary]) -> None:
-    """The same figures on the slowest and on the fastest machine that the cost model allows, nine times in ten."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="90 % interval of the prediction", title_justify="left")
-    for column in ("", "rehearsed", "from", "to"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    for name, read in _PREDICTED.items():
-        value, *ends = (read(one) for one in (summary, *bounds))
-        if value is not None and all(end is not None for end in ends):
-            low, *_, high = sorted(number for number in (value, *ends) if number is not None)
-            table.add_row(name, f"{value:.4g}", f"{low:.4g}", f"{high:.4g}")
-    console.print(table)
-
-
-def _of(metric: str, share: float) -> Callable[[Summary], float | None]:
-    def read(summary: Summary) -> float | None:
-        found = summary.distributions.get(metric)
-        return None if found is None else found.percentile(share)
-
-    return read
-
-
-_PREDICTED: dict[str, Callable[[Summary], float | None]] = {
-    "requests/s": lambda summary: summary.request_throughput,
-    "answer tokens/s": lambda summary: summary.output_throughput,
-    **{
-        f"{metric.upper()} p{share:g} (ms)": _of(metric, share)
-        for metric in ("ttft", "tpot", "itl", "e2el")
-        for share in (50.0, 99.0)
-    },
-}
-"""What is shown with an interval, and where it stands in a summary."""
 
 
 def _read_workload(path: Path) -> Workload:

@@ -18,12 +18,13 @@ from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
 from headrace.base.units import nanos, seconds
 from headrace.cli.fleet_file import read_fleet
+from headrace.cli.interval_view import show_interval
 from headrace.cli.report_view import show_summary
 from headrace.measure.report.goodput import parse_objectives
 from headrace.measure.report.page import render_page
 from headrace.measure.report.record import RunFacts
 from headrace.measure.report.result_file import write_result
-from headrace.measure.report.summary import DEFAULT_SHARES, summarize
+from headrace.measure.report.summary import DEFAULT_SHARES, Summary, summarize
 from headrace.measure.workload.request import Workload
 from headrace.measure.workload.reuse import reuse
 from headrace.sim.fleet import Fleet, FleetOutcome, Rehearsal
@@ -36,6 +37,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fleet", nargs="?", type=Path, metavar="FLEET.toml", help="a fleet to rehearse; needs --workload")
     parser.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:MS", help="with a fleet: promises, such as ttft:500 tpot:50"
+    )
+    parser.add_argument(
+        "--interval",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="with a fleet on [gpu]: rehearse it at the slow and the fast end, too, for a 90 %% interval (default: yes)",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="with a fleet: write the report as one page")
     parser.add_argument(
@@ -64,6 +71,10 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
     outcome = _rehearse(spec, workload, facts, options, console)
     summary = summarize(outcome.run)
     show_summary(console, outcome.run.facts, summary, DEFAULT_SHARES)
+    if options.interval and any(pool.gpu is not None for pool in spec.pools.values()):
+        show_interval(console, summary, _bounds(spec, workload, facts, options, console))
+    for note in dict.fromkeys(note for pool in spec.pools.values() for note in pool.engine.notes):
+        console.print(f"[yellow]! {note}[/]")
     console.print(f"[dim]digest: {outcome.digest}[/]")
     if options.result is not None:
         options.result.write_bytes(write_result(outcome.run, summary) + b"\n")
@@ -78,6 +89,22 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
         options.event_log.write_bytes(msgspec.json.encode(outcome.log))
         console.print(f"[dim]log: {options.event_log}[/]")
     return 0 if summary.num_completed else 1
+
+
+def _bounds(
+    spec: FleetSpec, workload: Workload, facts: RunFacts, options: argparse.Namespace, console: Console
+) -> list[Summary]:
+    """Of the same fleet with every pool as slow, and then as fast, as its cost may be off, nine times in ten."""
+    bounds = []
+    for end in (0, 1):
+        pools = {
+            name: msgspec.structs.replace(pool, speed=pool.speed * pool.engine.speeds_90[end])
+            for name, pool in spec.pools.items()
+        }
+        bounds.append(
+            summarize(_rehearse(msgspec.structs.replace(spec, pools=pools), workload, facts, options, console).run)
+        )
+    return bounds
 
 
 def _facts(spec: FleetSpec, workload: Workload, options: argparse.Namespace) -> RunFacts:

@@ -14,6 +14,8 @@ from headrace.base.units import nanos
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.router.mind.profile import RoutingConfig
 from headrace.router.mind.router_core import RouterConfig
+from headrace.sim.cost_model import EngineModel, GpuDeployment
+from headrace.sim.step_cost import LinearStepCost, StepCost
 
 
 class LinearCostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +57,10 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_replicas: int
     scheduler: SchedulerConfig
     cost: LinearCostSpec = LinearCostSpec()
+    gpu: GpuDeployment | None = None
+    """What one replica runs on, and as what: steps then take what published kernel measurements say, in place of `cost`."""
+    speed: float = 1.0
+    """So many times as fast as `cost` or `gpu` say."""
     start: StartSpec = StartSpec()
     device: str = ""
     """What one replica runs on, for the report."""
@@ -62,6 +68,23 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if self.num_replicas < 1:
             raise ConfigurationError(f"num_replicas must be at least 1, not {self.num_replicas}")
+        if not self.speed > 0:
+            raise ConfigurationError(f"speed must be above 0, not {self.speed}")
+        if self.gpu is not None and self.cost != LinearCostSpec():
+            raise ConfigurationError("a pool's steps have one cost, not cost and gpu: leave out one of the two tables")
+
+    @property
+    def engine(self) -> EngineModel:
+        """One replica of it."""
+        cost = {} if self.gpu is not None else msgspec.structs.asdict(self.cost)
+        return EngineModel(scheduler=self.scheduler, cost=cost, gpu=self.gpu)
+
+    def step_cost(self) -> StepCost:
+        """Raises ConfigurationError where `gpu` names what was not measured."""
+        if self.gpu is not None:
+            return self.engine.step_cost(speed=self.speed)
+        ns = {name: round(part / self.speed) for name, part in msgspec.structs.asdict(self.cost).items()}
+        return LinearStepCost(**ns)
 
 
 class RouterSpec(RoutingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

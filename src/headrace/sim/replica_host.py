@@ -22,10 +22,10 @@ from headrace.protocol.load_report import LoadReport
 from headrace.router.mind.generation_fence import DispatchGate
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import SimExecutor, Worker
-from headrace.sim.fleet_spec import LinearCostSpec, PoolSpec
+from headrace.sim.fleet_spec import PoolSpec
 from headrace.sim.network import Network
 from headrace.sim.replica import Observer, SimReplica
-from headrace.sim.step_cost import LinearStepCost, SlowedStepCost, StepCost
+from headrace.sim.step_cost import SlowedStepCost
 from headrace.sim.watch import Watch
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ReplicaHost(Observer):
         self._around = around
         self._router = router
         self._source = index + 1
-        self._cost = SlowedStepCost(_stated_cost(spec.cost))
+        self._cost = SlowedStepCost(spec.step_cost())
         self._life = 0
         self.is_starting = False
         self._replica: SimReplica | None = None
@@ -318,9 +318,3 @@ class ReplicaHost(Observer):
 
 def _engine_request_id(request_id: RequestId, generation: int) -> RequestId:
     return RequestId(f"{request_id}#{generation}")
-
-
-def _stated_cost(spec: LinearCostSpec) -> StepCost:
-    return LinearStepCost(
-        fixed_ns=spec.fixed_ns, per_token_ns=spec.per_token_ns, per_context_token_ns=spec.per_context_token_ns
-    )

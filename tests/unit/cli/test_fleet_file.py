@@ -53,6 +53,8 @@ def test_a_fleet_is_what_its_file_says(tmp_path: Path) -> None:
         ("num_blocks = 2", "num_blocks = 512", "cannot hold one sequence"),
         ('kind = "crush"', 'kind = "crash"', "kind"),
         ("[[faults", "[[faults]]", "is no TOML"),
+        ("[pools.main.gpu]\ndevic = 'l40s'\n[router]", "[router]", "did you mean 'device'"),
+        ("[pools.main.gpu]\ndevice = 'l40s'\n[pools.main.cost]\nfixed_ns = 5\n[router]", "[router]", "not cost and gpu"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_was_probably_meant(wrong: str, right: str, told: str, tmp_path: Path) -> None:
