@@ -12,7 +12,8 @@ import pytest
 from tests.e2e.real_server import DEADLINE_S, RealServer, eventually
 
 MODEL = "smollm2-135m"
-QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+# Without the request to complete, this model wavers between two languages, and the last bit of a sum decides.
+QUESTION: Any = [{"role": "user", "content": "Complete this sentence: The capital of France is"}]
 PROMPT = "The mill wheel turns because the water"
 
 

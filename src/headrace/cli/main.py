@@ -103,6 +103,12 @@ def _simulate(commands: Commands) -> None:
     simulate.add_parser(commands)
 
 
+def _plan(commands: Commands) -> None:
+    from headrace.cli import plan
+
+    plan.add_parser(commands)
+
+
 def _calibrate(commands: Commands) -> None:
     from headrace.cli import calibrate
 
@@ -138,6 +144,7 @@ _COMMANDS: dict[str, Callable[[Commands], None]] = {
     "pull": _pull,
     "simulate": _simulate,
     "calibrate": _calibrate,
+    "plan": _plan,
     "bench": _bench,
     "compare": _compare,
     "roofline": _roofline,

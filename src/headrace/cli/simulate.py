@@ -18,13 +18,12 @@ from headrace.cli.interval_view import show_interval
 from headrace.cli.report_view import report_console, show_summary
 from headrace.cli.simulate_cases import case_names, run_cases
 from headrace.cli.simulate_fleet import add_options, run_fleet
+from headrace.cli.workload_files import read_workload_file
 from headrace.engine.host.recording import read_recording
 from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.result_file import write_result
 from headrace.measure.report.summary import DEFAULT_SHARES, summarize
-from headrace.measure.workload.request import Workload
 from headrace.measure.workload.reuse import reuse
-from headrace.measure.workload.workload_file import read_workload
 from headrace.sim.cost_model import EngineModel, read_engine
 from headrace.sim.fault_cases import CASES
 from headrace.sim.replay import replay
@@ -78,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     if options.fleet is not None:
         if options.workload is None:
             raise ConfigurationError("a fleet needs something to do: add --workload FILE")
-        return run_fleet(options, _read_workload(options.workload), console)
+        return run_fleet(options, read_workload_file(options.workload), console)
     if options.case is not None:
         return run_cases(
             case_names(options.case),
@@ -99,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_workload(path: Path, engine: Path | None, result: Path | None, console: Console) -> int:
     """A workload against the mind of one engine of stated size and speed."""
-    workload = _read_workload(path)
+    workload = read_workload_file(path)
     model = _read_engine(engine)
     facts = RunFacts(
         source="simulated",
@@ -127,14 +126,6 @@ def _run_workload(path: Path, engine: Path | None, result: Path | None, console:
         result.write_bytes(write_result(run, summary) + b"\n")
         console.print(f"[dim]result: {result}[/]")
     return 0 if summary.num_completed else 1
-
-
-def _read_workload(path: Path) -> Workload:
-    try:
-        with path.open("rb") as file:
-            return read_workload(file)
-    except OSError as error:
-        raise ConfigurationError(f"the workload {path} cannot be read: {error.strerror}") from None
 
 
 def _read_engine(path: Path | None) -> EngineModel:

@@ -181,9 +181,10 @@ class KVCacheManager:
         for step, is_new, index in moments:
             sequence = sequences[index]
             if is_new:
-                (block_id,) = self._pool.allocate(1)
-                growths.append(RunGrowth(step, index, len(sequence.block_ids), block_id))
-                sequence.block_ids.append(block_id)
+                held = sequence.block_ids
+                (block_id,) = self._pool.allocate(1, after=held[-1] if held else None)
+                growths.append(RunGrowth(step, index, len(held), block_id))
+                held.append(block_id)
             else:
                 self._publish_full_blocks(sequence, sequence.num_published_blocks + 1)
         return growths

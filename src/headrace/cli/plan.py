@@ -1,0 +1,218 @@
+"""`headrace plan`: the cheapest fleet of GPUs that keeps a promise under a workload, found by rehearsal.
+
+Composes the search and prints; decides nothing.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from headrace.base.errors import ConfigurationError
+from headrace.cli.report_view import report_console
+from headrace.cli.workload_files import read_workload_file
+from headrace.measure.report.goodput import parse_objectives
+from headrace.measure.report.pareto_plot import ParetoPoint, pareto_svg
+from headrace.measure.workload.request import Workload
+from headrace.router.mind.profile import POLICIES
+from headrace.sim.cost.gpu import Precision
+from headrace.sim.cost_model import EngineModel, GpuDeployment, known_shape
+from headrace.sim.plan import Candidate, Plan, Promise, Space, known_prices, plan, read_prices, rehearse
+
+_SHOWN_ROWS = 8
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="the cheapest fleet of GPUs that keeps a promise",
+        description="Searches devices, layouts, token budgets, routing policies and numbers of replicas for the cheapest "
+        "fleet that keeps a promise under a workload. Each is rehearsed with the real schedulers and router; steps take "
+        "what published kernel measurements say (docs/cost-model.md). Prompts are computed where answers are: disaggregated "
+        "serving is not searched.",
+    )
+    parser.add_argument("model", help="a public model by its short name, such as llama-3.1-8b")
+    parser.add_argument(
+        "--workload", type=Path, required=True, metavar="FILE", help="what `headrace bench --write-workload` wrote"
+    )
+    parser.add_argument(
+        "--slo", nargs="+", required=True, metavar="NAME:MS", help="the promise, such as ttft:500 tpot:50 (milliseconds)"
+    )
+    parser.add_argument(
+        "--share", type=float, default=0.95, help="of all requests, those that must keep all of it (default 0.95)"
+    )
+    parser.add_argument("--devices", nargs="+", metavar="NAME", help="only these (default: all that have a price)")
+    parser.add_argument(
+        "--tensor-parallel-sizes", nargs="+", type=int, default=[1, 2, 4, 8], metavar="N", help="(default 1 2 4 8)"
+    )
+    parser.add_argument(
+        "--token-budgets", nargs="+", type=int, default=[2048, 8192], metavar="N", help="tokens a step (default 2048 8192)"
+    )
+    parser.add_argument(
+        "--policies", nargs="+", choices=POLICIES, default=["least-requests", "prefix-affinity"], help="of routing"
+    )
+    parser.add_argument("--max-replicas", type=int, default=64, help="(default 64)")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
+    )
+    parser.add_argument("--kv-cache-dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="(default bfloat16)")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="TOML: dollars an hour by device (h100_sxm = 6.88)")
+    parser.add_argument("--result", type=Path, metavar="FILE", help="write all that was rehearsed, as JSON")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="write throughput per GPU against interactivity, as an SVG"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0 if a fleet keeps the promise, 1 if none does."""
+    console = report_console()
+    known_shape(options.model)
+    prices = _read_prices(options.prices)
+    workload = read_workload_file(options.workload)
+    if not 0 < options.share <= 1:
+        raise ConfigurationError(f"--share is a share of requests, above 0 and at most 1, not {options.share:g}")
+    promise = Promise(slo_ms=parse_objectives(options.slo), share=options.share)
+    space = Space(
+        devices=tuple(options.devices or prices),
+        tensor_parallel_sizes=tuple(options.tensor_parallel_sizes),
+        token_budgets=tuple(options.token_budgets),
+        policies=tuple(options.policies),
+        max_replicas=options.max_replicas,
+    )
+    precision = Precision(gemm=options.dtype, experts=options.dtype, kv=options.kv_cache_dtype)
+    deployment = GpuDeployment(device=space.devices[0], model=options.model, precision=precision)
+    found = _search(workload, deployment, promise, space, prices, console)
+    _show(console, found, workload, promise)
+    if options.result is not None:
+        options.result.write_text(json.dumps(_document(found, promise), indent=1) + "\n")
+        console.print(f"[dim]result: {options.result}[/]")
+    if options.plot is not None:
+        options.plot.write_text(_plot(found, options.model, workload))
+        console.print(f"[dim]plot: {options.plot}[/]")
+    return 0 if found.best is not None else 1
+
+
+def _read_prices(path: Path | None) -> dict[str, float]:
+    if path is None:
+        return known_prices()
+    try:
+        return read_prices(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"the prices {path} cannot be read: {error.strerror}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _search(
+    workload: Workload,
+    deployment: GpuDeployment,
+    promise: Promise,
+    space: Space,
+    prices: dict[str, float],
+    console: Console,
+) -> Plan:
+    columns = (SpinnerColumn(), TextColumn("rehearsing {task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        return plan(
+            workload, deployment, promise, space, prices, on_rehearsal=lambda name: bar.update(task, description=name)
+        )
+
+
+def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -> None:
+    asked = ", ".join(f"{name} {limit:g} ms" for name, limit in promise.slo_ms.items())
+    console.print(f"{promise.share:.0%} of {len(workload.requests):,} requests within {asked}\n")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("", "GPUs", "$/h", "kept", "tok/s per GPU", "tok/s per user"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    kept = sorted((one for one in found.candidates if one.keeps), key=lambda one: (one.price, -one.kept_share))
+    for one in kept[:_SHOWN_ROWS]:
+        table.add_row(*_row(one))
+    if kept:
+        console.print(table)
+    console.print(f"[dim]{len(found.candidates)} fleets rehearsed[/]")
+    for why in dict.fromkeys(found.left_out.values()):
+        names = ", ".join(name for name, reason in found.left_out.items() if reason == why)
+        console.print(f"[dim]left out: {names}: {why}[/]")
+    best = found.best
+    if best is None:
+        console.print("[red]no fleet in this space keeps it[/]: allow more replicas, other devices, or promise less")
+        nearest = max(found.candidates, key=lambda one: one.kept_share, default=None)
+        if nearest is not None:
+            console.print(f"nearest: {nearest.num_replicas} x {nearest.shape.name}: {nearest.kept_share:.1%} kept")
+        return
+    console.print(f"[bold]{best.num_replicas} x {best.shape.name}: ${best.price:,.2f} an hour[/]")
+    if (fewer := found.one_fewer) is not None:
+        console.print(
+            f"What binds is {fewer.binds}: with {fewer.num_replicas} "
+            f"{'replica' if fewer.num_replicas == 1 else 'replicas'} {fewer.kept_share:.1%} of requests keep the promise."
+        )
+    elif best.num_replicas == 1:
+        console.print("One replica keeps it; none would be too few.")
+    engine = EngineModel(gpu=best.shape.gpu)
+    slow = rehearse(workload, best.shape, best.num_replicas, promise, speed=engine.speeds_90[0])
+    console.print(
+        f"At the slow end of the cost model's 90 % interval {slow.kept_share:.1%} of requests keep it"
+        + ("." if slow.keeps else f": less than asked, by its {slow.binds}; another replica is the price of being sure.")
+    )
+    for note in engine.notes:
+        console.print(f"[yellow]! {note}[/]")
+
+
+def _row(one: Candidate) -> list[str]:
+    return [
+        f"{one.num_replicas} x {one.shape.name}",
+        str(one.num_gpus),
+        f"{one.price:,.2f}",
+        f"{one.kept_share:.1%}",
+        f"{one.throughput_per_gpu:,.0f}",
+        f"{one.interactivity:,.0f}",
+    ]
+
+
+def _document(found: Plan, promise: Promise) -> dict[str, Any]:
+    best = found.best
+    return {
+        "slo_ms": dict(promise.slo_ms),
+        "share": promise.share,
+        "best": _figures(best) if best is not None else None,
+        "candidates": [_figures(one) for one in found.candidates],
+        "left_out": found.left_out,
+    }
+
+
+def _figures(one: Candidate) -> dict[str, Any]:
+    return {
+        "device": one.shape.gpu.device,
+        "tensor_parallel_size": one.shape.gpu.tensor_parallel_size,
+        "max_num_batched_tokens": one.shape.scheduler.max_num_batched_tokens,
+        "policy": one.shape.policy,
+        "num_replicas": one.num_replicas,
+        "usd_per_hour": one.price,
+        "keeps": one.keeps,
+        "kept_share": one.kept_share,
+        "output_tokens_per_s_per_gpu": one.throughput_per_gpu,
+        "interactivity_tokens_per_s": one.interactivity,
+    }
+
+
+def _plot(found: Plan, model: str, workload: Workload) -> str:
+    best, frontier = found.best, found.pareto
+    points = [
+        ParetoPoint(
+            x=one.interactivity,
+            y=one.throughput_per_gpu,
+            label=f"{one.num_replicas} x {one.shape.name}: ${one.price:,.2f} an hour",
+            series=one.shape.gpu.device,
+            is_on_frontier=one in frontier,
+            is_chosen=one is best,
+        )
+        for one in found.candidates
+    ]
+    return pareto_svg(f"{model} under {workload.name}", points)

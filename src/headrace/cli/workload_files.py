@@ -1,0 +1,16 @@
+"""Workload files by path. Knows how to say which file cannot be read."""
+
+from pathlib import Path
+
+from headrace.base.errors import ConfigurationError
+from headrace.measure.workload.request import Workload
+from headrace.measure.workload.workload_file import read_workload
+
+
+def read_workload_file(path: Path) -> Workload:
+    """Raises ConfigurationError where there is none, or where it is none."""
+    try:
+        with path.open("rb") as file:
+            return read_workload(file)
+    except OSError as error:
+        raise ConfigurationError(f"the workload {path} cannot be read: {error.strerror}") from None

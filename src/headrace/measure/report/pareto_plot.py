@@ -1,0 +1,107 @@
+"""Throughput per GPU against interactivity as an SVG file: what is rehearsed as points, the frontier as a line.
+
+Knows geometry. Does not know what the points are, but for their names.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from headrace.measure.report.table import figure
+
+_WIDTH, _HEIGHT = 860, 520
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 24, 64, 56
+_COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
+_NUM_TICKS = 5
+
+_STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #1f2937; } .dim { fill: #6b7280; }
+.title { font-size: 15px; font-weight: 600; }
+.grid { stroke: #e5e7eb; } .frontier { stroke: #374151; stroke-width: 1.5; fill: none; } .page { fill: #fff; }
+.chosen { fill: none; stroke: #dc2626; stroke-width: 2; }
+@media (prefers-color-scheme: dark) { text { fill: #e5e7eb; } .dim { fill: #9ca3af; } .page { fill: #111827; }
+.grid { stroke: #1f2937; } .frontier { stroke: #d1d5db; } }
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoPoint:
+    x: float
+    """Tokens per second of one user."""
+    y: float
+    """Tokens per second of one GPU."""
+    label: str
+    """Shown when it is pointed at."""
+    series: str
+    is_on_frontier: bool = False
+    is_chosen: bool = False
+
+
+def pareto_svg(title: str, points: Sequence[ParetoPoint]) -> str:
+    """A whole file. Points of one series share a colour; the chosen one has a ring."""
+    widest, highest = (_round_end(max((getattr(point, axis) for point in points), default=1.0)) for axis in "xy")
+
+    def place(point: ParetoPoint) -> tuple[float, float]:
+        x = _LEFT + point.x / widest * (_WIDTH - _LEFT - _RIGHT)
+        return x, _HEIGHT - _BOTTOM - point.y / highest * (_HEIGHT - _TOP - _BOTTOM)
+
+    series = {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(sorted({p.series for p in points}))}
+    frontier = sorted(place(point) for point in points if point.is_on_frontier)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" width="{_WIDTH}">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
+        f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}"/>',
+        f'<text class="title" x="{_LEFT}" y="26">{escape(title)}</text>',
+        *_axes(widest, highest),
+        f'<polyline class="frontier" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in frontier)}"/>',
+    ]
+    for point in points:
+        x, y = place(point)
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{series[point.series]}" fill-opacity=".8">'
+            f"<title>{escape(point.label)}</title></circle>"
+        )
+        if point.is_chosen:
+            parts.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
+            side, anchor = (13, "start") if x < _WIDTH / 2 else (-13, "end")
+            parts.append(f'<text x="{x + side:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(point.label)}</text>')
+    at = float(_LEFT)
+    for name, color in series.items():
+        parts.append(f'<circle cx="{at + 5:.0f}" cy="45" r="5" fill="{color}"/>')
+        parts.append(f'<text x="{at + 15:.0f}" y="49">{escape(name)}</text>')
+        at += 30 + 7.2 * len(name)
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _round_end(greatest: float) -> float:
+    """Where an axis ends, so that a fifth of it is a round number.
+
+    >>> _round_end(111.0), _round_end(4419.0), _round_end(0.0)
+    (150.0, 5000.0, 1.0)
+    """
+    if greatest <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(greatest))
+    return next(step * power for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7.5, 10) if step * power > greatest)
+
+
+def _axes(widest: float, highest: float) -> list[str]:
+    parts = []
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    for tick in range(_NUM_TICKS + 1):
+        share = tick / _NUM_TICKS
+        x, y = _LEFT + share * (right - _LEFT), bottom - share * (bottom - _TOP)
+        parts += [
+            f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom}"/>',
+            f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>',
+            f'<text class="dim" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{figure(share * widest)}</text>',
+            f'<text class="dim" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{figure(share * highest)}</text>',
+        ]
+    middle = (_LEFT + right) / 2
+    parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 14}" text-anchor="middle">tokens per second of one user</text>')
+    parts.append(
+        f'<text transform="translate(18 {(_TOP + bottom) / 2:.0f}) rotate(-90)" text-anchor="middle">'
+        "tokens per second of one GPU</text>"
+    )
+    return parts
