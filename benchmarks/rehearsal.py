@@ -1,5 +1,6 @@
 """Rehearsal beside reality: workloads that the calibration has not seen, live at shares of saturation, and simulated.
 
+    python -m benchmarks.rehearsal               all of these, one after another
     python -m benchmarks.rehearsal calibrate     a minute and a half: `headrace calibrate`
     python -m benchmarks.rehearsal live          two minutes: saturation, then half of it
     python -m benchmarks.rehearsal loaded        two minutes: 90 % and 100 % of saturation
@@ -31,6 +32,7 @@ from headrace.measure.workload.request import Workload
 from headrace.sim.cost_model import EngineModel, read_engine
 from headrace.sim.workload_run import run_workload
 
+STAGES = ("calibrate", "live", "loaded", "compare")
 SERVE = ("--max-model-len", "2048")
 INPUTS = LogNormal(mean=120, variation=0.8, most=900)
 OUTPUTS = LogNormal(mean=40, variation=0.6, most=200)
@@ -129,19 +131,24 @@ def compare(work: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=("calibrate", "live", "loaded", "compare"))
+    parser.add_argument("stage", nargs="?", choices=STAGES, help="one of them; without it all")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "headrace-rehearsal")
     options = parser.parse_args()
     options.work.mkdir(exist_ok=True)
-    match options.stage:
+    for stage in STAGES if options.stage is None else [options.stage]:
+        run(stage, options.work)
+
+
+def run(stage: str, work: Path) -> None:
+    match stage:
         case "calibrate":
-            headrace(["calibrate", MODEL, "--output", str(options.work / "engine.json"), "--serve-options", " ".join(SERVE)])
+            headrace(["calibrate", MODEL, "--output", str(work / "engine.json"), "--serve-options", " ".join(SERVE)])
         case "live":
-            live(options.work, ["saturation", "50 %"])
+            live(work, ["saturation", "50 %"])
         case "loaded":
-            live(options.work, ["90 %", "100 %"])
+            live(work, ["90 %", "100 %"])
         case _:
-            compare(options.work)
+            compare(work)
 
 
 if __name__ == "__main__":
