@@ -13,7 +13,7 @@ from benchmarks.models import smollm2_path
 from benchmarks.texts import prompts
 
 from headrace.engine.host.tokenizer import load_tokenizer
-from headrace.engine.ops.registry import OPS_NAMES
+from headrace.engine.ops.capabilities import OPS_NAMES
 
 
 def transformers_model(path: Path, dtype: str):  # type: ignore[no-untyped-def]
