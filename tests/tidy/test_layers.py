@@ -32,6 +32,18 @@ for add_parser in _COMMANDS.values():
 sys.exit("torch" in sys.modules)
 """
 
+_EVERY_BENCHMARK = """
+import importlib, pkgutil, benchmarks
+found = [module.name for module in pkgutil.walk_packages(benchmarks.__path__, "benchmarks.")]
+for name in found:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] not in ("scipy", "pyarrow"):  # of the extra `fits`
+            raise
+print(len(found))
+"""
+
 
 def test_imports_keep_every_contract() -> None:
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
@@ -51,6 +63,15 @@ def test_no_command_imports_torch() -> None:
         [sys.executable, "-c", _EVERY_COMMAND], capture_output=True, text=True, timeout=120, check=False
     )
     assert outcome.returncode == 0, f"a command imports torch, or fails:\n{outcome.stderr}"
+
+
+def test_every_benchmark_finds_what_it_imports() -> None:
+    pytest.importorskip("headrace.engine.ops.native._kernels", reason="several measure the compiled kernels")
+    outcome = subprocess.run(
+        [sys.executable, "-c", _EVERY_BENCHMARK], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert int(outcome.stdout) >= 20, "the benchmarks were not found"
 
 
 def test_base_imports_the_standard_library_only() -> None:
