@@ -28,52 +28,57 @@ _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 _logger = logging.getLogger("headrace.serve")
 
 
-async def answer(
-    client: EngineClient,
-    *,
-    options: ServeOptions,
-    config: ServerConfig,
-    chat_template: str | None,
-    stop: asyncio.Event,
-    console: Console,
-) -> int:
-    """Serves until told to stop, or until the engine is dead for good. Returns the process's exit status."""
-    facts, tokenizer, name = client.facts, client.tokenizer, client.facts.served_model_names[0]
-    metrics = ServingMetrics(model_name=name, max_model_len=facts.max_model_len)
-    client.on_stats = metrics.observe_stats
-    assert isinstance(tokenizer, TextTokenizer)
-    source = chat_template or tokenizer.chat_template
-    special_tokens = tokenizer.special_tokens
-    template = ChatTemplate(source, special_tokens)
-    app = create_app(
-        client,
-        config,
-        metrics,
-        chat_template=template if source is not None else None,
-        compile_chat_template=(
-            (lambda text: ChatTemplate.of_request(text, special_tokens)) if options.trust_request_chat_template else None
-        ),
-    )
-    needs_key = config.api_key is not None
+class Doors:
+    """Made while the engine still starts; opened when it is ready."""
 
-    def on_started(url: str) -> None:
-        Invitation(url=url, model_name=name, can_chat=source is not None, needs_key=needs_key).show(console)
-        if not needs_key and options.host not in _LOCAL_HOSTS:
-            _logger.warning("everybody who reaches this machine may ask: --api-key would keep strangers out")
+    def __init__(
+        self, tokenizer: TextTokenizer, options: ServeOptions, config: ServerConfig, chat_template: str | None
+    ) -> None:
+        """`chat_template`: instead of the model's own. Raises CheckpointError where it is none."""
+        self._options = options
+        self._config = config
+        self._special_tokens = tokenizer.special_tokens
+        source = chat_template or tokenizer.chat_template
+        self._template = None if source is None else ChatTemplate(source, self._special_tokens)
 
-    watching = asyncio.create_task(_stop_when_gone(client, stop))
-    try:
-        await serve_http(
-            app,
-            host=options.host,
-            port=options.port,
-            drain_timeout_s=options.drain_timeout_s,
-            on_started=on_started,
-            stop=stop,
+    async def answer(self, client: EngineClient, *, stop: asyncio.Event, console: Console) -> int:
+        """Serves until told to stop, or until the engine is dead for good. Returns the process's exit status."""
+        options, facts = self._options, client.facts
+        metrics = ServingMetrics(model_name=facts.served_model_names[0], max_model_len=facts.max_model_len)
+        client.on_stats = metrics.observe_stats
+        app = create_app(
+            client,
+            self._config,
+            metrics,
+            chat_template=self._template,
+            compile_chat_template=self._compile_chat_template if options.trust_request_chat_template else None,
         )
-    finally:
-        watching.cancel()
-    return EXIT_ENGINE_DIED if client.is_gone else EXIT_OK
+
+        def on_started(url: str) -> None:
+            self._invite(url, facts.served_model_names[0], console)
+
+        watching = asyncio.create_task(_stop_when_gone(client, stop))
+        try:
+            await serve_http(
+                app,
+                host=options.host,
+                port=options.port,
+                drain_timeout_s=options.drain_timeout_s,
+                on_started=on_started,
+                stop=stop,
+            )
+        finally:
+            watching.cancel()
+        return EXIT_ENGINE_DIED if client.is_gone else EXIT_OK
+
+    def _compile_chat_template(self, text: str) -> ChatTemplate:
+        return ChatTemplate.of_request(text, self._special_tokens)
+
+    def _invite(self, url: str, model_name: str, console: Console) -> None:
+        needs_key = self._config.api_key is not None
+        Invitation(url=url, model_name=model_name, can_chat=self._template is not None, needs_key=needs_key).show(console)
+        if not needs_key and self._options.host not in _LOCAL_HOSTS:
+            _logger.warning("everybody who reaches this machine may ask: --api-key would keep strangers out")
 
 
 async def _stop_when_gone(client: EngineClient, stop: asyncio.Event) -> None:

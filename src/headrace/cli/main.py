@@ -1,6 +1,7 @@
 """`headrace`: which commands there are, and what an exit status means.
 
-Knows the commands by name and imports only the one that is called, so that each starts fast. Exit statuses:
+Knows the commands by name and imports only the one that is called, so that each starts fast; and nothing at all before an
+engine process has its head start. Exit statuses:
 
     0    done; for a server: it was told to stop, and drained
     1    a bug, or a check that failed (`simulate`, `bench`, `compare`)
@@ -10,14 +11,16 @@ Knows the commands by name and imports only the one that is called, so that each
     130  interrupted: Ctrl-C before the server served, or twice
 """
 
-import argparse
+import gc
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace import __version__
 from headrace.base.errors import CheckpointError, ConfigurationError, EngineDeadError, HeadraceError
-from headrace.cli.parser import EXIT_USAGE, Parser, unknown_word
+
+if TYPE_CHECKING:
+    import argparse
 
 EXIT_MODEL = 3
 EXIT_ENGINE_DIED = 4
@@ -46,8 +49,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _prepare(words: Sequence[str]) -> None:
-    """An engine process takes as long to import as everything before it is told what to do: they go on side by side."""
+    """An engine process takes as long to import as everything before it is told what to do: they go on side by side.
+    What is made until then stays, so that looking for garbage would find none (`serve.py` turns it on again)."""
     if words[:1] == ["serve"] and not {"-h", "--help"} & set(words):
+        gc.disable()
         from headrace.cli.environment import let_children_use_huge_pages
         from headrace.engine.host.head_start import give_head_start
 
@@ -56,6 +61,8 @@ def _prepare(words: Sequence[str]) -> None:
 
 
 def _status_of(error: HeadraceError) -> int:
+    from headrace.cli.parser import EXIT_USAGE
+
     match error:
         case ConfigurationError():
             return EXIT_USAGE
@@ -67,7 +74,9 @@ def _status_of(error: HeadraceError) -> int:
             return 1
 
 
-def _read(words: Sequence[str]) -> argparse.Namespace:
+def _read(words: Sequence[str]) -> "argparse.Namespace":
+    from headrace.cli.parser import Parser, unknown_word
+
     parser = Parser(
         prog="headrace",
         description="Serve language models, on a laptop or on GPUs, over the APIs that clients already speak.",

@@ -7,11 +7,14 @@ once. Decides nothing that they could decide.
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
+from collections.abc import Awaitable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -25,7 +28,7 @@ from headrace.cli.startup import StartupDisplay
 from headrace.engine.grammar.registry import ENFORCES_TAGS
 from headrace.engine.host.client import EngineClient
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
-from headrace.engine.host.tokenizer import load_tokenizer
+from headrace.engine.host.tokenizer import TextTokenizer, load_tokenizer
 from headrace.engine.mind.config import SchedulingPolicy
 from headrace.engine.ops.registry import check_something_computes
 from headrace.measure.bench.event_loop import event_loop_factory
@@ -33,6 +36,9 @@ from headrace.obs.logging import LogFormat, configure_logging
 from headrace.server.address import check_address
 from headrace.server.config import ServerConfig
 from headrace.server.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from headrace.cli.doors import Doors
 
 EXIT_INTERRUPTED = 130
 
@@ -133,10 +139,11 @@ def _read_chat_template(path: str) -> str | None:
 
 async def _serve(options: ServeOptions, assembly: Assembly, console: Console) -> int:
     display = StartupDisplay(console, SystemClock())
+    words = _Words()
     client = EngineClient(
         assembly.engine,
         assembly.client,
-        load_tokenizer=load_tokenizer,
+        load_tokenizer=words.load,
         on_phase=display.phase_over,
         on_log_line=logging.getLogger("headrace.engine").warning,
     )
@@ -149,40 +156,60 @@ async def _serve(options: ServeOptions, assembly: Assembly, console: Console) ->
     with stop_on_signals(stop, on_second=end_at_once):
         try:
             display.begin(assembly.client.served_model_names[0])
-            if not await _has_started(client, stop):
+            doors = await _start(client, _prepare_doors(words, options, assembly), stop)
+            if doors is None:
                 return EXIT_INTERRUPTED
+            _collect_from_now_on()
             display.ready(client.facts, max_num_seqs=options.max_num_seqs, kv_bytes=client.kv_bytes)
-            status: int = await _import_doors().answer(
-                client,
-                options=options,
-                config=assembly.server,
-                chat_template=assembly.chat_template,
-                stop=stop,
-                console=console,
-            )
-            return status
+            return await doors.answer(client, stop=stop, console=console)
         finally:
             display.end()
             await client.close()
 
 
-def _import_doors() -> ModuleType:
-    """What speaks HTTP takes as long to import as all else here: done in a thread, while the engine starts."""
-    from headrace.cli import doors
+def _collect_from_now_on() -> None:
+    """Garbage. What a start leaves (modules, the vocabulary) stays for good: never looked through again, it stops nobody."""
+    gc.freeze()
+    gc.enable()
 
-    return doors
+
+class _Words:
+    """The tokenizer, once for the engine's client and once for the doors, which need it sooner than the engine is ready."""
+
+    def __init__(self) -> None:
+        self.loaded: Future[TextTokenizer] = Future()
+
+    def load(self, path: Path) -> TextTokenizer:
+        try:
+            tokenizer = load_tokenizer(path)
+        except BaseException as error:
+            self.loaded.set_exception(error)
+            raise
+        self.loaded.set_result(tokenizer)
+        return tokenizer
 
 
-async def _has_started(client: EngineClient, stop: asyncio.Event) -> bool:
-    """False where somebody stopped it first. What serves over HTTP is imported meanwhile."""
-    importing = asyncio.to_thread(_import_doors)
-    starting, stopping = asyncio.gather(client.start(), importing), asyncio.create_task(stop.wait())
+async def _prepare_doors(words: _Words, options: ServeOptions, assembly: Assembly) -> "Doors":
+    """What speaks HTTP takes as long to import as all else here: done in threads, while the engine starts."""
+    make_doors = await asyncio.to_thread(_import_doors)
+    tokenizer = await asyncio.wrap_future(words.loaded)
+    return await asyncio.to_thread(make_doors, tokenizer, options, assembly.server, assembly.chat_template)
+
+
+def _import_doors() -> "type[Doors]":
+    from headrace.cli.doors import Doors
+
+    return Doors
+
+
+async def _start(client: EngineClient, preparing: Awaitable["Doors"], stop: asyncio.Event) -> "Doors | None":
+    """None where somebody stopped it first."""
+    starting, stopping = asyncio.gather(client.start(), preparing), asyncio.create_task(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if starting.done():
-        starting.result()
-        return True
+        return starting.result()[1]
     starting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await starting
-    return False
+    return None

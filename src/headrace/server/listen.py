@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.server.address import BACKLOG, bind, url_of
 from headrace.server.services import Services
@@ -46,7 +47,7 @@ async def serve_http(
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=HttpToolsProtocol,  # by name, it would be imported when the engine is ready
             ws="none",
             lifespan="on",
             log_config=None,

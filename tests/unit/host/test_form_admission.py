@@ -1,5 +1,6 @@
 """A request whose answer must have a form waits outside the mind until that form is compiled; nobody else waits with it."""
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.unit.host.fakes import FakeCore, ManualExecutor, SteppingClock, make_
 from headrace.base.errors import InvalidRequestError
 from headrace.base.ids import RequestId
 from headrace.engine.grammar.cache import FormCache
-from headrace.engine.grammar.protocol import CompiledForm, Matcher
+from headrace.engine.grammar.protocol import CompiledForm, Matcher, Vocabulary
 from headrace.engine.host.connection import Connection, client_end, engine_end
 from headrace.engine.host.grammar import FormCompiler
 from headrace.engine.host.loop import EngineLoop
@@ -230,6 +231,27 @@ def test_whatever_goes_wrong_while_compiling_concerns_one_request(problem: Excep
     assert isinstance(first, InvalidRequestError)
     assert first.param == "f"
     assert second is None
+
+
+def test_a_vocabulary_is_read_when_a_form_is_first_asked_for_and_once() -> None:
+    num_loads = 0
+
+    def load() -> tuple[Vocabulary, FormCache]:
+        nonlocal num_loads
+        num_loads += 1
+        return vocabulary(), FormCache(CountingBackend())
+
+    compiler = FormCompiler(load)
+    assert not compiler.is_ready(regex("a"))
+    assert num_loads == 0
+    heard: queue.SimpleQueue[InvalidRequestError | None] = queue.SimpleQueue()
+    for pattern in ("a", "b"):
+        compiler.compile(regex(pattern), heard.put)
+    assert heard.get(timeout=10) is None
+    assert heard.get(timeout=10) is None
+    assert compiler.is_ready(regex("a"))
+    assert num_loads == 1
+    compiler.close()
 
 
 def test_a_vocabulary_that_cannot_be_read_refuses_forms_and_nothing_else() -> None:

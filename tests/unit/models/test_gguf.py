@@ -68,6 +68,20 @@ def test_strings_are_read_whatever_zeros_they_hold_and_however_long_they_are(
         assert file.metadata["a.after"] == 7
 
 
+@settings(deadline=None)
+@given(texts=st.lists(_TEXTS, max_size=12))
+def test_lists_that_are_left_out_are_empty_and_what_follows_them_is_read(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("strings") / "model.gguf"
+    numbers = Typed("[i32]", [1, -2, 3])
+    path.write_bytes(gguf_bytes({"a.words": Typed("[str]", texts), "a.numbers": numbers, "a.after": 7}))
+    with GgufFile(path, without=frozenset({"a.words", "a.numbers"})) as file:
+        assert file.metadata == {"a.words": [], "a.numbers": [], "a.after": 7}
+        file.forget_metadata()
+        assert not file.metadata
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_every_metadata_type_is_read(write: Callable[..., Path], version: int) -> None:
     with GgufFile(write(gguf_bytes(EVERY_TYPE, version=version))) as file:

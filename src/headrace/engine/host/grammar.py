@@ -12,7 +12,6 @@ from headrace.engine.grammar.cache import FormCache
 from headrace.engine.grammar.protocol import Vocabulary
 from headrace.engine.grammar.registry import make_backend
 from headrace.engine.host.generation import Tokenizer
-from headrace.engine.host.tokenizer import load_tokenizer
 from headrace.engine.mind.structured_output import StructuredOutput
 
 _NUM_THREADS = 4
@@ -23,26 +22,34 @@ Compiled = Callable[[InvalidRequestError | None], None]
 
 
 class FormCompiler:
+    """Its methods belong to one thread."""
+
     def __init__(self, load: Callable[[], tuple[Vocabulary, FormCache]]) -> None:
-        """`load` is called once, on a thread, from now on: reading a vocabulary takes a good part of a second."""
+        """`load` is called once, on a thread, when a form is first asked for: a vocabulary takes a good part of a second
+        to read and more memory than all else here but the weights, and most engines never need it."""
+        self._load = load
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="headrace-forms")
-        self._loaded: Future[tuple[Vocabulary, FormCache]] = self._threads.submit(load)
+        self._loaded: Future[tuple[Vocabulary, FormCache]] | None = None
 
     def is_ready(self, wanted: StructuredOutput) -> bool:
         """Whether the form can be used at once."""
-        is_loaded = self._loaded.done() and self._loaded.exception() is None
-        return is_loaded and self._loaded.result()[1].is_ready(wanted)
+        loaded = self._loaded
+        if loaded is None or not loaded.done() or loaded.exception() is not None:
+            return False
+        return loaded.result()[1].is_ready(wanted)
 
     def compile(self, wanted: StructuredOutput, done: Compiled) -> None:
         """Calls `done` from a thread, once."""
-        self._threads.submit(self._compile, wanted, done)
+        if self._loaded is None:
+            self._loaded = self._threads.submit(self._load)
+        self._threads.submit(self._compile, self._loaded, wanted, done)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, wanted: StructuredOutput, done: Compiled) -> None:
+    def _compile(self, loaded: Future[tuple[Vocabulary, FormCache]], wanted: StructuredOutput, done: Compiled) -> None:
         try:
-            _, forms = self._loaded.result()
+            _, forms = loaded.result()
             forms.get(wanted)
         except InvalidRequestError as error:
             done(error)
@@ -56,6 +63,8 @@ class FormCompiler:
 def load_vocabulary(model_path: Path, *, num_logits: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
     """`eos_token_ids`: those that end a generation, as the model's configuration says; where it says nothing, the
     tokenizer's own."""
+    from headrace.engine.host.tokenizer import load_tokenizer  # here, since most engines never need it
+
     return vocabulary_of(load_tokenizer(model_path), num_logits=num_logits, eos_token_ids=eos_token_ids)
 
 

@@ -10,6 +10,7 @@ death must be noticed during them.
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -148,6 +149,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
                 device=worker.device,
             )
         )
+        gc.freeze()  # what a start leaves stays for good: to look through it for garbage takes longer than a step
         status = loop.run()
         executor.close()
         compiler.close()

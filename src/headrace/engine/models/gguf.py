@@ -79,8 +79,12 @@ class GgufTensor:
 class GgufFile:
     """An open GGUF checkpoint: one file, or all shards of a split one. Close it, or use it as a context manager."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads headers only; raises CheckpointError where the file is missing, damaged or of an unknown kind."""
+    def __init__(self, path: Path, *, without: frozenset[str] = frozenset()) -> None:
+        """Reads headers only; raises CheckpointError where the file is missing, damaged or of an unknown kind.
+
+        `without`: lists among the metadata that are read over and left empty, by key. A vocabulary's take longer to make
+        than all else.
+        """
         self.path = path
         self.metadata: dict[str, GgufValue] = {}
         """Of the first shard; the others repeat nothing but their own number."""
@@ -88,14 +92,14 @@ class GgufFile:
         """By name, in the order of the files."""
         self._shards: list[_Shard] = []
         try:
-            self._open(path)
+            self._open(path, without)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, without: frozenset[str]) -> None:
         for number, shard_path in enumerate(_shard_paths(path)):
-            shard = _Shard(shard_path, number)
+            shard = _Shard(shard_path, number, without)
             self._shards.append(shard)
             if number == 0:
                 self.metadata = shard.metadata
@@ -138,6 +142,11 @@ class GgufFile:
         for name in sorted(self.tensors):
             yield self.data(name)
 
+    def forget_metadata(self) -> None:
+        """Once it has been looked at: a vocabulary takes many megabytes."""
+        for shard in self._shards:
+            shard.metadata.clear()
+
     def release_pages(self) -> None:
         """Lets go of the memory that reading took; what is looked at again is read again."""
         for shard in self._shards:
@@ -159,12 +168,12 @@ class GgufFile:
 class _Shard:
     """One mapped file: its own metadata, tensor descriptions and bytes."""
 
-    def __init__(self, path: Path, number: int) -> None:
+    def __init__(self, path: Path, number: int, without: frozenset[str]) -> None:
         self.file = MappedFile(path)
         try:
             cursor = _Cursor(self.file)
             num_tensors = _read_preamble(cursor)
-            self.metadata = _read_metadata(cursor)
+            self.metadata = _read_metadata(cursor, without)
             alignment = _alignment(path, self.metadata)
             infos = _read_tensor_infos(cursor, num_tensors)
             self.data_offset = min(-(-cursor.position // alignment) * alignment, self.file.num_bytes)
@@ -227,27 +236,29 @@ class _Cursor:
         except UnicodeDecodeError:
             raise self.fail(f"{what} is not UTF-8") from None
 
-    def strings(self, count: int, what: str) -> list[GgufValue]:
-        """Many strings in one go: vocabularies hold hundreds of thousands, so this loop is kept bare."""
-        short = self._short_strings(count)
+    def strings(self, count: int, what: str, *, keep: bool) -> list[GgufValue]:
+        """Many strings in one go: vocabularies hold hundreds of thousands, so this loop is kept bare. Without `keep` they
+        are read over, and the list is empty."""
+        short = self._short_strings(count, keep=keep)
         if short is not None:
             return short
         mapped, position, size, unpack = self._map, self.position, self._size, _UINT64.unpack_from
         values: list[GgufValue] = []
         append = values.append
-        for _ in range(count):
+        for number in range(count):
             start = position + 8
             if start > size:
-                raise self.fail(f"{what} ends after {len(values)} of {count} strings")
+                raise self.fail(f"{what} ends after {number} of {count} strings")
             end = start + unpack(mapped, position)[0]
             if end > size or end - start > _MAX_STRING_BYTES:
-                raise self.fail(f"string {len(values)} of {what} claims {end - start} bytes")
-            append(mapped[start:end].decode("utf-8", "surrogateescape"))
+                raise self.fail(f"string {number} of {what} claims {end - start} bytes")
+            if keep:
+                append(mapped[start:end].decode("utf-8", "surrogateescape"))
             position = end
         self.position = position
         return values
 
-    def _short_strings(self, count: int) -> list[GgufValue] | None:
+    def _short_strings(self, count: int, *, keep: bool) -> list[GgufValue] | None:
         """The same in half the time where every string is short, as in vocabularies; None where it is not so simple.
 
         A length below 256 is one byte and seven zeros. Cut at the zeros, each piece is a string and the next one's length;
@@ -263,9 +274,11 @@ class _Cursor:
         found = [len(piece) - 1 for piece in pieces[1:count]]
         if told[:-1] != found or len(pieces[count]) < told[-1]:
             return None
+        self.position += 8 * count + sum(told)
+        if not keep:
+            return []
         values: list[GgufValue] = [piece[:-1].decode("utf-8", "surrogateescape") for piece in pieces[1:count]]
         values.append(pieces[count][: told[-1]].decode("utf-8", "surrogateescape"))
-        self.position += 8 * count + sum(told)
         return values
 
 
@@ -298,39 +311,42 @@ def _read_preamble(cursor: _Cursor) -> int:
     return cursor.count("the number of tensors", 0)
 
 
-def _read_metadata(cursor: _Cursor) -> dict[str, GgufValue]:
+def _read_metadata(cursor: _Cursor, without: frozenset[str]) -> dict[str, GgufValue]:
     metadata: dict[str, GgufValue] = {}
     for _ in range(cursor.count("the number of metadata entries", _MIN_KEY_VALUE_BYTES)):
         key = cursor.name("a metadata key")
         if key in metadata:
             raise cursor.fail(f"metadata key {key!r} appears twice")
-        metadata[key] = _read_value(cursor, cursor.unsigned("I", f"the type of {key}"), key, depth=0)
+        type_id = cursor.unsigned("I", f"the type of {key}")
+        metadata[key] = _read_value(cursor, type_id, key, depth=0, keep=key not in without)
     return metadata
 
 
-def _read_value(cursor: _Cursor, type_id: int, key: str, *, depth: int) -> GgufValue:
+def _read_value(cursor: _Cursor, type_id: int, key: str, *, depth: int, keep: bool) -> GgufValue:
     if type_id in _SCALAR_FORMATS:
         return cursor.scalars(_SCALAR_FORMATS[type_id], 1, key)[0]
     if type_id == _STRING:
         return cursor.raw_string(key).decode("utf-8", "surrogateescape")
     if type_id != _ARRAY:
         raise cursor.fail(f"{key} has the unknown type {type_id}")
-    return _read_array(cursor, key, depth=depth + 1)
+    return _read_array(cursor, key, depth=depth + 1, keep=keep)
 
 
-def _read_array(cursor: _Cursor, key: str, *, depth: int) -> GgufValue:
+def _read_array(cursor: _Cursor, key: str, *, depth: int, keep: bool) -> GgufValue:
     if depth > _MAX_ARRAY_DEPTH:
         raise cursor.fail(f"{key} nests arrays more than {_MAX_ARRAY_DEPTH} deep")
     item_type = cursor.unsigned("I", f"the item type of {key}")
     if item_type in _SCALAR_FORMATS:
         code = _SCALAR_FORMATS[item_type]
         count = cursor.count(f"the length of {key}", struct.calcsize(f"<{code}"), limit=_MAX_ARRAY_ITEMS)
-        return list(cursor.scalars(code, count, key))
+        values = cursor.scalars(code, count, key)
+        return list(values) if keep else []
     if item_type == _STRING:
-        return cursor.strings(cursor.count(f"the length of {key}", 8, limit=_MAX_ARRAY_ITEMS), key)
+        return cursor.strings(cursor.count(f"the length of {key}", 8, limit=_MAX_ARRAY_ITEMS), key, keep=keep)
     if item_type == _ARRAY:
         count = cursor.count(f"the length of {key}", 4 + 8, limit=_MAX_ARRAY_ITEMS)
-        return [_read_array(cursor, key, depth=depth + 1) for _ in range(count)]
+        arrays = [_read_array(cursor, key, depth=depth + 1, keep=keep) for _ in range(count)]
+        return arrays if keep else []
     raise cursor.fail(f"{key} has items of the unknown type {item_type}")
 
 

@@ -44,6 +44,9 @@ from headrace.specs.model import ModelSpec
 _NUM_NAMED = 3
 """How many tensors an error message names before it only counts."""
 
+_FOR_TOKENIZERS = frozenset({"tokenizer.ggml.merges", "tokenizer.ggml.scores"})
+"""The metadata of a GGUF file that says nothing of a model, and is long."""
+
 _NUM_SAMPLES = 4
 _SAMPLE_BYTES = 1024
 
@@ -138,13 +141,14 @@ def _open_hugging_face(folder: Path) -> "MappedCheckpoint":
 
 
 def _open_gguf(path: Path, file_path: Path) -> "MappedCheckpoint":
-    file = GgufFile(file_path)
+    file = GgufFile(file_path, without=_FOR_TOKENIZERS)
     try:
         metadata = gguf_fields(str(file_path), file.metadata)
         prefix, architecture = find_gguf(metadata)
         shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         spec = spec_from_gguf(GgufModel(metadata, prefix, shapes, dict(_rope_factors(file))))
         stored = _gguf_names(file_path, spec, file.tensors)
+        file.forget_metadata()
         return _assemble(
             path,
             spec,
