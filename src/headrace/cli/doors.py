@@ -12,6 +12,7 @@ from headrace.cli.serve_options import ServeOptions
 from headrace.cli.startup import Invitation
 from headrace.engine.host.chat_template import ChatTemplate
 from headrace.engine.host.client import EngineClient
+from headrace.engine.host.memory import return_freed_memory
 from headrace.engine.host.tokenizer import TextTokenizer
 from headrace.obs.metrics import ServingMetrics
 from headrace.server.app import create_app, serve_http
@@ -22,6 +23,9 @@ EXIT_ENGINE_DIED = 4
 
 LINGER_S = 1.0
 """How long a server whose engine died for good still answers, so that streams carry the error and /health says it."""
+
+_TIDY_AFTER_S = 1.0
+"""From the start: the first answer does not wait for it."""
 
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -56,6 +60,7 @@ class Doors:
 
         def on_started(url: str) -> None:
             self._invite(url, facts.served_model_names[0], console)
+            asyncio.get_running_loop().call_later(_TIDY_AFTER_S, return_freed_memory)
 
         watching = asyncio.create_task(_stop_when_gone(client, stop))
         try:

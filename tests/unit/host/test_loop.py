@@ -40,12 +40,23 @@ class Stage:
         self.executor = ManualExecutor()
         self.events: list[Event] = []
         self.clock = SteppingClock()
-        self.loop = EngineLoop(core=self.core, executor=self.executor, connection=self.line, clock=self.clock, recorder=self)
+        self.num_rests = 0
+        self.loop = EngineLoop(
+            core=self.core,
+            executor=self.executor,
+            connection=self.line,
+            clock=self.clock,
+            recorder=self,
+            on_rest=self._rest,
+        )
         self.exit_status: int | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         self.exit_status = self.loop.run()
+
+    def _rest(self) -> None:
+        self.num_rests += 1
 
     def start(self) -> None:
         # The line is up once something has crossed it; only then may the client send.
@@ -214,7 +225,7 @@ def test_an_executor_that_fails_ends_the_engine_with_a_message(stage: Stage, cap
     assert "the device is gone" in capfd.readouterr().err
 
 
-def test_an_engine_that_stays_idle_checks_itself_once(stage: Stage) -> None:
+def test_an_engine_that_stays_idle_checks_itself_and_rests_once(stage: Stage) -> None:
     stage.send(AddRequest(make_request(max_tokens=1)))
     stage.settle()
     stage.executor.complete_one()
@@ -225,3 +236,4 @@ def test_an_engine_that_stays_idle_checks_itself_once(stage: Stage) -> None:
     stage.settle()
     stage.settle()
     assert stage.core.num_integrity_checks == 1
+    assert stage.num_rests == 1

@@ -1,12 +1,15 @@
-"""How much the KV cache may take: the machine's word, the control group's word, and the arithmetic of blocks."""
+"""How much the KV cache may take: the machine's word, the control group's word, and the arithmetic of blocks; and what is
+given back."""
 
+import ctypes
+import os
 from pathlib import Path
 
 import pytest
 
 from headrace.base.errors import ConfigurationError
-from headrace.base.units import GIB, MIB
-from headrace.engine.host.memory import KVCacheSize, available_bytes, size_kv_cache
+from headrace.base.units import GIB, KIB, MIB
+from headrace.engine.host.memory import KVCacheSize, available_bytes, return_freed_memory, size_kv_cache
 
 
 def machine(root: Path, *, available_kb: int, groups: str, files: dict[str, str]) -> Path:
@@ -112,3 +115,20 @@ def test_auto_takes_the_longest_that_fits_and_never_more_than_the_model() -> Non
 def test_a_length_beyond_the_model_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="max_model_len 2000 exceeds"):
         size(500 * MIB, max_model_len=2000)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells a process's size there")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("only glibc keeps what is freed and can be asked to give it back")
+    kept = [bytes(64 * KIB) for _ in range(1024)]  # below the size from which each would be mapped, and unmapped, by itself
+    last = kept[-1]
+    before = resident_bytes()
+    del kept
+    return_freed_memory()
+    assert resident_bytes() < before - 32 * MIB
+    assert len(last) == 64 * KIB
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -113,13 +113,16 @@ class EngineLoop:
         clock: Clock,
         recorder: Recorder | None = None,
         forms: Forms | None = None,
+        on_rest: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_rest` is called in every pause that comes after work, once it has lasted a while."""
         self._core = core
         self._executor = executor
         self._connection = connection
         self._clock = clock
         self._recorder = recorder
         self._forms = forms
+        self._on_rest = on_rest
 
         self._doorbell = Doorbell()
         self._poller = zmq.Poller()
@@ -178,6 +181,7 @@ class EngineLoop:
             return
         if self._is_unchecked and self._core.is_idle and not self._poller.poll(IDLE_MS_BEFORE_CHECK):
             self._core.check_integrity()
+            self._on_rest()
             self._is_unchecked = False
         self._poller.poll()
         self._doorbell.silence()

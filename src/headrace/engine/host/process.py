@@ -32,7 +32,7 @@ from headrace.engine.host.config import EngineConfig
 from headrace.engine.host.connection import Connection, engine_end
 from headrace.engine.host.grammar import FormCompiler, load_forms, load_vocabulary
 from headrace.engine.host.loop import EXIT_FAILED, EngineLoop, describe_failure
-from headrace.engine.host.memory import KVCacheSize, available_bytes, size_kv_cache
+from headrace.engine.host.memory import KVCacheSize, available_bytes, return_freed_memory, size_kv_cache
 from headrace.engine.host.messages import ClientMessage, EngineMessage, EngineReady, StartupPhase
 from headrace.engine.host.recording import Opening, RecordingWriter
 from headrace.engine.mind.engine_core import EngineCore
@@ -130,11 +130,22 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
             worker.enforce_forms(Masks(forms, vocabulary))
             return vocabulary, forms
 
+        def rest() -> None:
+            # Embeddings are read from the file, row by row: the pages around those rows add up to the whole table.
+            worker.checkpoint.release_pages()
+            return_freed_memory()
+
         core = EngineCore(scheduler_config, eos_token_ids=eos_token_ids, identity_digest=identity)
         executor = InProcessExecutor(worker, executor_failed)
         compiler = FormCompiler(load)
         loop = EngineLoop(
-            core=core, executor=executor, connection=connection, clock=clock, recorder=recorder, forms=compiler
+            core=core,
+            executor=executor,
+            connection=connection,
+            clock=clock,
+            recorder=recorder,
+            forms=compiler,
+            on_rest=rest,
         )
         connection.send(
             EngineReady(
