@@ -1,4 +1,4 @@
-"""FleetFrames: a fleet's log and its run, cut down to what a page can hold: a bounded number of frames, and curves beside them.
+"""FleetFrames: a fleet's log and its run, cut down to what a page can hold: a bounded number of frames, and curves beside.
 
 Knows how moments become frames and requests become curves. Draws nothing.
 """

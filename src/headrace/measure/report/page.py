@@ -67,7 +67,8 @@ def render_page(runs: Sequence[Run], *, shares: Sequence[float]) -> str:
     title = escape(runs[-1].facts.label or runs[-1].facts.model or "run")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{title}: what users felt</title><style>{PALETTE}{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<title>{title}: what users felt</title><style>{PALETTE}{_STYLE}</style></head>"
+        f"<body>{''.join(parts)}</body></html>\n"
     )
 
 
