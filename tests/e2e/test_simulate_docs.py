@@ -28,7 +28,9 @@ def test_the_blocks_of_the_page_do_what_they_show(tmp_path: Path) -> None:
             check=False,
         )
         assert outcome.returncode == 0, block + outcome.stdout + outcome.stderr
-    assert {"fleet.json", "fleet.html", "trace.json", "log.json"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"fleet.json", "fleet.html", "replay.html", "trace.json", "log.json"} <= {
+        path.name for path in tmp_path.iterdir()
+    }
 
 
 def test_the_page_names_every_policy_case_and_fault() -> None:

@@ -42,6 +42,29 @@ def test_a_calibrated_engine_is_rehearsed_with_its_interval(workload: Path, caps
     assert high / low == pytest.approx(1.05 ** (2 * 1.645), rel=0.05)
 
 
+def test_a_fleet_of_calibrated_engines_is_rehearsed_with_its_interval(
+    workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.with_name("engine.json").write_text(json.dumps({"scheduler": SCHEDULER, "steps": STEPS, "speed_spread": 0.05}))
+    fleet = workload.with_name("fleet.toml")
+    fleet.write_text('[pools.main]\nnum_replicas = 3\nengine = "engine.json"\n')
+    assert main(["simulate", str(fleet), "--workload", str(workload)]) == 0
+    printed = capsys.readouterr().out
+    row = next(line.split() for line in printed.splitlines() if line.strip().startswith("E2EL p50"))
+    assert float(row[-2]) < float(row[-3]) < float(row[-1])
+
+
+def test_a_step_beyond_what_a_pools_engine_was_fitted_on_is_refused(
+    workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted = {"max_tokens": 50, "max_decodes": 64, "max_context_per_sequence": 4096}
+    workload.with_name("engine.json").write_text(json.dumps({"scheduler": SCHEDULER, "steps": STEPS, "fitted": fitted}))
+    fleet = workload.with_name("fleet.toml")
+    fleet.write_text('[pools.main]\nnum_replicas = 1\nengine = "engine.json"\n')
+    assert main(["simulate", str(fleet), "--workload", str(workload)]) == EXIT_USAGE
+    assert "set extrapolate = true" in capsys.readouterr().err
+
+
 def test_a_stated_cost_has_no_interval(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rehearse(workload, {"cost": {"fixed_ns": 1000}})[0] == 0
     assert "interval" not in capsys.readouterr().out

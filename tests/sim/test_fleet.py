@@ -19,7 +19,7 @@ from headrace.measure.workload.lengths import Fixed, LogNormal
 from headrace.measure.workload.prompts import at, random_requests, sessions, shared_prefix_requests
 from headrace.measure.workload.request import ChatPrompt, Workload, WorkloadRequest
 from headrace.measure.workload.traces import read_mooncake
-from headrace.sim.cost_model import GpuDeployment
+from headrace.sim.cost_model import EngineModel, GpuDeployment
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.fault_cases import CASES, run_case
 from headrace.sim.fleet import Fleet, FleetOutcome, Progress, Rehearsal
@@ -34,6 +34,7 @@ from headrace.sim.fleet_spec import (
     RouterSpec,
     StartSpec,
 )
+from headrace.sim.front_end import FrontEndCost
 from headrace.sim.network import Network
 from headrace.sim.perfetto import perfetto_trace
 
@@ -85,6 +86,45 @@ def test_latencies_are_those_of_the_stated_cost_and_of_the_way() -> None:
     prefill = 5_000_000 + 100 * 10_000 + 100 * 10
     assert record.first_chunk_ns == 1_000_000_000 + way_there + prefill + way_back
     assert list(record.gaps_ns) == [5_000_000 + 10_000 + position * 10 for position in (101, 102, 103)]
+
+
+ENGINE = EngineModel(
+    scheduler=SCHEDULER,
+    cost={"fixed_ns": 5_000_000, "per_token_ns": 10_000, "per_context_token_ns": 10},
+    front_end=FrontEndCost(request_us=400.0, prompt_token_us=2.0, chunk_us=30.0, latency_us=250.0),
+)
+
+
+def measured_pool(num_replicas: int) -> PoolSpec:
+    return PoolSpec(num_replicas=num_replicas, scheduler=SCHEDULER, engine=ENGINE, start=START)
+
+
+def test_what_stands_before_a_measured_engine_takes_its_time_on_the_way_in_and_out() -> None:
+    asked = Workload(name="one", requests=tuple(at(random_requests(1, inputs=Fixed(100), outputs=Fixed(4)), [1.0])))
+    (plain,) = rehearse(fleet(1), asked).run.records
+    (behind,) = rehearse(fleet(pools={"main": measured_pool(1)}), asked).run.records
+    assert plain.first_chunk_ns is not None and behind.first_chunk_ns is not None
+    assert behind.first_chunk_ns - plain.first_chunk_ns == 400_000 + 100 * 2_000 + 30_000 + 250_000
+    assert behind.gaps_ns == plain.gaps_ns
+    assert behind.finished_ns - behind.first_chunk_ns == plain.finished_ns - plain.first_chunk_ns
+
+
+def test_behind_a_front_end_steps_taken_together_come_to_the_same_as_one_by_one() -> None:
+    spec = fleet(pools={"main": measured_pool(3)}, client=ClientSpec(disconnect_share=0.2, patience_s=2.0), faults=FAULTS)
+    together = rehearse(spec, workload(), keeps_spans=True)
+    step_by_step = rehearse(spec, workload(), keeps_spans=True, takes_runs=False)
+    assert together.digest == step_by_step.digest
+    assert together.log == step_by_step.log
+    assert any(not record.error for record in together.run.records)
+
+
+def test_a_request_that_is_cancelled_while_the_front_end_reads_it_never_reaches_the_mind() -> None:
+    slow = msgspec.structs.replace(ENGINE, front_end=FrontEndCost(request_us=3_000_000.0))
+    pool = msgspec.structs.replace(measured_pool(1), engine=slow)
+    asked = Workload(name="one", requests=tuple(at(random_requests(1, inputs=Fixed(100), outputs=Fixed(400)), [1.0])))
+    outcome = rehearse(fleet(pools={"main": pool}, client=ClientSpec(timeout_s=2.0)), asked)
+    assert [record.error for record in outcome.run.records] == ["timeout"]
+    assert outcome.num_steps == 0
 
 
 def test_a_pool_on_a_gpu_takes_the_time_that_kernels_of_it_took_and_a_faster_one_less() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.base.errors import ConfigurationError, nearest
+from headrace.cli.engine_file import read_engine_file
 from headrace.sim.fleet_spec import FleetSpec
 
 
@@ -18,6 +19,10 @@ def read_fleet(path: Path) -> FleetSpec:
         raise ConfigurationError(f"the fleet file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the fleet file {path} is no TOML: {error}") from None
+    pools = raw.get("pools")
+    for name, pool in pools.items() if isinstance(pools, dict) else ():
+        if isinstance(pool, dict) and "engine" in pool:
+            _take_engine(pool, f"pools.{name}", path.parent)
     try:
         _refuse_unknown(raw, msgspec.inspect.type_info(FleetSpec), table="")
         return msgspec.convert(raw, FleetSpec)
@@ -25,6 +30,18 @@ def read_fleet(path: Path) -> FleetSpec:
         raise ConfigurationError(f"{path}: {error}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _take_engine(pool: dict[str, Any], table: str, folder: Path) -> None:
+    """Puts the content of the pool's engine file in the place of its name."""
+    name = pool["engine"]
+    if not isinstance(name, str):
+        raise ConfigurationError(f"engine in [{table}] is the name of a file that `headrace calibrate` wrote, not {name!r}")
+    engine = msgspec.to_builtins(read_engine_file(folder / name))
+    pool["engine"] = engine
+    stated = pool.get("scheduler", {})
+    if isinstance(stated, dict):
+        pool["scheduler"] = {**engine["scheduler"], **stated}
 
 
 def _refuse_unknown(raw: Any, kind: msgspec.inspect.Type, *, table: str) -> None:

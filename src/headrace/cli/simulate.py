@@ -14,6 +14,7 @@ from rich.table import Table
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.units import seconds
+from headrace.cli.engine_file import read_engine_file
 from headrace.cli.interval_view import show_interval
 from headrace.cli.report_view import report_console, show_summary
 from headrace.cli.simulate_cases import case_names, run_cases
@@ -24,7 +25,7 @@ from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.result_file import write_result
 from headrace.measure.report.summary import DEFAULT_SHARES, summarize
 from headrace.measure.workload.reuse import reuse
-from headrace.sim.cost_model import EngineModel, read_engine
+from headrace.sim.cost_model import EngineModel
 from headrace.sim.fault_cases import CASES
 from headrace.sim.replay import replay
 from headrace.sim.scenario import run_scenario
@@ -132,12 +133,7 @@ def _read_engine(path: Path | None) -> EngineModel:
     """A KV cache of a million tokens and the stated cost of a step, unless a file says otherwise."""
     if path is None:
         return EngineModel()
-    try:
-        return read_engine(path.read_bytes(), is_json=path.suffix == ".json")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
+    return read_engine_file(path)
 
 
 def _positive(text: str) -> int:

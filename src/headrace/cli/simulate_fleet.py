@@ -29,6 +29,7 @@ from headrace.measure.workload.request import Workload
 from headrace.measure.workload.reuse import reuse
 from headrace.sim.fleet import Fleet, FleetOutcome, Rehearsal
 from headrace.sim.fleet import Progress as FleetProgress
+from headrace.sim.fleet_page import fleet_page
 from headrace.sim.fleet_spec import FleetSpec
 from headrace.sim.perfetto import perfetto_trace
 
@@ -42,9 +43,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--interval",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="with a fleet on [gpu]: rehearse it at the slow and the fast end, too, for a 90 %% interval (default: yes)",
+        help="with a fleet whose steps' cost knows how far it may be off ([gpu], or a calibrated engine): rehearse it at "
+        "the slow and the fast end, too, for a 90 %% interval (default: yes)",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="with a fleet: write the report as one page")
+    parser.add_argument(
+        "--replay-html",
+        type=Path,
+        metavar="FILE",
+        help="with a fleet: write a page on which the run can be looked at moment by moment",
+    )
     parser.add_argument(
         "--trace-file", type=Path, metavar="FILE", help="with a fleet: write a trace that ui.perfetto.dev opens"
     )
@@ -71,9 +79,9 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
     outcome = _rehearse(spec, workload, facts, options, console)
     summary = summarize(outcome.run)
     show_summary(console, outcome.run.facts, summary, DEFAULT_SHARES)
-    if options.interval and any(pool.gpu is not None for pool in spec.pools.values()):
+    if options.interval and any(pool.replica.has_interval for pool in spec.pools.values()):
         show_interval(console, summary, _bounds(spec, workload, facts, options, console))
-    for note in dict.fromkeys(note for pool in spec.pools.values() for note in pool.engine.notes):
+    for note in dict.fromkeys(note for pool in spec.pools.values() for note in pool.replica.notes):
         console.print(f"[yellow]! {note}[/]")
     console.print(f"[dim]digest: {outcome.digest}[/]")
     if options.result is not None:
@@ -82,6 +90,9 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
     if options.html is not None:
         options.html.write_text(render_page([outcome.run], shares=DEFAULT_SHARES))
         console.print(f"[dim]page: {options.html}[/]")
+    if options.replay_html is not None:
+        options.replay_html.write_text(fleet_page(outcome.log, outcome.run))
+        console.print(f"[dim]replay: {options.replay_html}[/]")
     if options.trace_file is not None:
         options.trace_file.write_bytes(perfetto_trace(outcome.log))
         console.print(f"[dim]trace: {options.trace_file}; open it at https://ui.perfetto.dev[/]")
@@ -98,7 +109,7 @@ def _bounds(
     bounds = []
     for end in (0, 1):
         pools = {
-            name: msgspec.structs.replace(pool, speed=pool.speed * pool.engine.speeds_90[end])
+            name: msgspec.structs.replace(pool, speed=pool.speed * pool.replica.speeds_90[end])
             for name, pool in spec.pools.items()
         }
         bounds.append(

@@ -150,7 +150,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             linear = LinearStepCost(**self.cost)
         except TypeError as error:
             raise ConfigurationError(f"[cost] {error}") from None
-        return linear
+        return linear.at_speed(speed)
 
     @property
     def speeds_90(self) -> tuple[float, float]:

@@ -106,10 +106,14 @@ class Faults:
 
     def _drain(self, host: ReplicaHost, *, until: Nanos) -> None:
         """Restarts when it has nothing left, or at the latest then."""
-        if self.is_healed or not host.is_up:
+        if self.is_healed:
+            return
+        if not host.is_up:
+            self.logger.event(self.clock.now(), f"{FaultKind.DRAIN} ends", host.name)
             return
         is_empty = self.router.drain(host.name)
         if is_empty or self.clock.now() >= until:
+            self.logger.event(self.clock.now(), f"{FaultKind.DRAIN} ends", host.name)
             self._crash(host)
             host.start()
         else:

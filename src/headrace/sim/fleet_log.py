@@ -32,7 +32,7 @@ class ReplicaColumns(msgspec.Struct):
 class FleetEvent(msgspec.Struct, frozen=True, array_like=True):
     at_ms: float
     kind: str
-    """`up`, `joined`, `down`, or a kind of fault with `begins` or `ends`."""
+    """A kind of fault, and `begins` or `ends`."""
     replica: str
 
 

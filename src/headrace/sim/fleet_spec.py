@@ -15,7 +15,7 @@ from headrace.engine.mind.config import SchedulerConfig
 from headrace.router.mind.profile import RoutingConfig
 from headrace.router.mind.router_core import RouterConfig
 from headrace.sim.cost_model import EngineModel, GpuDeployment
-from headrace.sim.step_cost import LinearStepCost, StepCost
+from headrace.sim.step_cost import StepCost
 
 
 class LinearCostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,8 +59,11 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cost: LinearCostSpec = LinearCostSpec()
     gpu: GpuDeployment | None = None
     """What one replica runs on, and as what: steps then take what published kernel measurements say, in place of `cost`."""
+    engine: EngineModel | None = None
+    """An engine that was measured, in place of `cost` and `gpu`: what its steps took and what stands before it. In a fleet
+    file, the name of what `headrace calibrate` wrote; keys of `scheduler` go before those that are there."""
     speed: float = 1.0
-    """So many times as fast as `cost` or `gpu` say."""
+    """So many times as fast as `cost`, `gpu` or `engine` say."""
     start: StartSpec = StartSpec()
     device: str = ""
     """What one replica runs on, for the report."""
@@ -70,21 +73,22 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigurationError(f"num_replicas must be at least 1, not {self.num_replicas}")
         if not self.speed > 0:
             raise ConfigurationError(f"speed must be above 0, not {self.speed}")
-        if self.gpu is not None and self.cost != LinearCostSpec():
-            raise ConfigurationError("a pool's steps have one cost, not cost and gpu: leave out one of the two tables")
+        stated = {"cost": self.cost != LinearCostSpec(), "gpu": self.gpu is not None, "engine": self.engine is not None}
+        given = [name for name, is_given in stated.items() if is_given]
+        if len(given) > 1:
+            raise ConfigurationError(f"a pool's steps have one cost, not {' and '.join(given)}: leave out all but one")
 
     @property
-    def engine(self) -> EngineModel:
+    def replica(self) -> EngineModel:
         """One replica of it."""
+        if self.engine is not None:
+            return msgspec.structs.replace(self.engine, scheduler=self.scheduler)
         cost = {} if self.gpu is not None else msgspec.structs.asdict(self.cost)
         return EngineModel(scheduler=self.scheduler, cost=cost, gpu=self.gpu)
 
     def step_cost(self) -> StepCost:
         """Raises ConfigurationError where `gpu` names what was not measured."""
-        if self.gpu is not None:
-            return self.engine.step_cost(speed=self.speed)
-        ns = {name: round(part / self.speed) for name, part in msgspec.structs.asdict(self.cost).items()}
-        return LinearStepCost(**ns)
+        return self.replica.step_cost(speed=self.speed)
 
 
 class RouterSpec(RoutingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

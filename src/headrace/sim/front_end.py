@@ -30,6 +30,10 @@ class FrontEnd:
         self._cost = cost
         self._busy_until = 0.0
 
+    @property
+    def has_cost(self) -> bool:
+        return self._cost != NO_FRONT_END
+
     def accept(self, now: Nanos, num_prompt_tokens: int) -> Nanos:
         """When the mind sees a request that its client sends now."""
         cost = self._cost

@@ -23,6 +23,7 @@ from headrace.router.mind.generation_fence import DispatchGate
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import SimExecutor, Worker
 from headrace.sim.fleet_spec import PoolSpec
+from headrace.sim.front_end import FrontEnd
 from headrace.sim.network import Network
 from headrace.sim.replica import Observer, SimReplica
 from headrace.sim.step_cost import SlowedStepCost
@@ -92,6 +93,8 @@ class ReplicaHost(Observer):
         self.is_starting = False
         self._replica: SimReplica | None = None
         self._gate: DispatchGate | None = None
+        self._front_end: FrontEnd | None = None
+        """None where it costs nothing."""
         self._generations: dict[RequestId, Generation] = {}
         self._num_reports = 0
         self._frozen_load: tuple[int, int, float] | None = None
@@ -176,6 +179,8 @@ class ReplicaHost(Observer):
             source=self._source,
             takes_runs=around.takes_runs,
         )
+        front_end = FrontEnd(self.spec.replica.front_end)
+        self._front_end = front_end if front_end.has_cost else None
         self.join()
 
     def join(self) -> None:
@@ -225,14 +230,23 @@ class ReplicaHost(Observer):
         self._around.watch.admitted(self.name, epoch, self.epoch, request, generation)
         engine_request_id = _engine_request_id(request.request_id, generation)
         self._generations[engine_request_id] = Generation(request.request_id, generation)
-        self._replica.receive(
-            Request(
-                request_id=engine_request_id,
-                prompt_token_ids=request.prompt_token_ids,
-                sampling=request.sampling,
-                cache_salt=request.cache_salt,
-            )
+        asked = Request(
+            request_id=engine_request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            cache_salt=request.cache_salt,
         )
+        if self._front_end is None:
+            self._replica.receive(asked)
+            return
+        self._replica.catch_up()  # what is older than the request is before it at the front end, too
+        accepted = self._front_end.accept(self._around.clock.now(), len(request.prompt_token_ids))
+        self._around.events.schedule(accepted, Rank.MESSAGE, partial(self._receive, self._life, asked), source=self._source)
+
+    def _receive(self, life: int, request: Request) -> None:
+        """What the front end has read; nobody waits for what was cancelled meanwhile."""
+        if life == self._life and self._replica is not None and request.request_id in self._generations:
+            self._replica.receive(request)
 
     def cancel(self, epoch: int, request_id: RequestId, generation: int) -> None:
         if self._replica is None or self._gate is None or epoch != self.epoch:
@@ -272,19 +286,27 @@ class ReplicaHost(Observer):
             generation = self._generations.get(update.request_id)
             if generation is None:
                 continue  # cancelled: this is its abort
+            is_sent = bool(update.new_token_ids) or update.finish_reason is not None
+            seen = self._front_end.deliver(now) if self._front_end is not None and is_sent else now
             if update.new_token_ids:
                 if not generation.chunks:
-                    self._send(generation, partial(self._router.first_token, *generation.name, now))
-                generation.chunks.append(now)
+                    self._send(generation, partial(self._router.first_token, *generation.name, seen), at=seen)
+                generation.chunks.append(seen)
                 if self._around.keeps_tokens:
                     generation.token_ids += update.new_token_ids
             if update.finish_reason is not None:
-                self._finish(update.request_id, generation, update)
+                self._finish(update.request_id, generation, update, at=seen)
 
     def ran(self, run: DecodeRun, ends: Sequence[int]) -> None:
-        for sequence in run.sequences:
-            generation = self._generations[sequence.request.request_id]
-            generation.chunks += ends
+        generations = [self._generations[sequence.request.request_id] for sequence in run.sequences]
+        front_end = self._front_end
+        if front_end is not None:
+            for end in ends:
+                for generation in generations:
+                    generation.chunks.append(front_end.deliver(Nanos(end)))
+        for sequence, generation in zip(run.sequences, generations, strict=True):
+            if front_end is None:
+                generation.chunks += ends
             if self._around.keeps_tokens:
                 generation.token_ids += sequence.output_token_ids[-run.num_steps :]
 
@@ -292,7 +314,7 @@ class ReplicaHost(Observer):
         generation = self._generations.pop(request.request_id)
         self._refuse(*generation.name)
 
-    def _finish(self, engine_request_id: RequestId, generation: Generation, update: RequestUpdate) -> None:
+    def _finish(self, engine_request_id: RequestId, generation: Generation, update: RequestUpdate, *, at: Nanos) -> None:
         assert update.finish_reason is not None
         del self._generations[engine_request_id]
         finish = Finish(
@@ -304,12 +326,23 @@ class ReplicaHost(Observer):
             times=update.times,
             error=update.error,
         )
-        self._send(generation, partial(self._router.finished, *generation.name, finish))
+        self._send(generation, partial(self._router.finished, *generation.name, finish), at=at)
 
-    def _send(self, generation: Generation, deliver: Callable[[], None]) -> None:
-        """On the connection that the request came by; if nothing passes, it breaks, and both ends know."""
+    def _send(self, generation: Generation, deliver: Callable[[], None], *, at: Nanos) -> None:
+        """On the connection that the request came by; if nothing passes, it breaks, and both ends know. What the front end
+        has not sent when the process dies is lost with it."""
         broken = partial(self._router.failed, *generation.name)
-        self._around.network.send(self.name, ROUTER, deliver, failed=broken)
+        send = partial(self._around.network.send, self.name, ROUTER, deliver, failed=broken)
+        if at <= self._around.clock.now():
+            send()
+        else:
+            self._around.events.schedule(
+                at, Rank.MESSAGE, partial(self._send_if_alive, self._life, send), source=self._source
+            )
+
+    def _send_if_alive(self, life: int, send: Callable[[], None]) -> None:
+        if life == self._life:
+            send()
 
     def _refuse(self, request_id: RequestId, generation: int) -> None:
         failed = partial(self._router.failed, request_id, generation)

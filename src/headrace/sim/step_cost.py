@@ -32,6 +32,14 @@ class LinearStepCost:
     per_token_ns: int = 1_000_000
     per_context_token_ns: int = 200
 
+    def at_speed(self, speed: float) -> "LinearStepCost":
+        """On a machine so many times as fast."""
+        return LinearStepCost(
+            fixed_ns=round(self.fixed_ns / speed),
+            per_token_ns=round(self.per_token_ns / speed),
+            per_context_token_ns=round(self.per_context_token_ns / speed),
+        )
+
     def __call__(self, plan: StepPlan) -> Nanos:
         num_tokens = num_context_tokens = 0
         for entry in plan.scheduled:

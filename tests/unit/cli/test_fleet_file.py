@@ -62,6 +62,50 @@ def test_what_is_wrong_is_named_with_what_was_probably_meant(wrong: str, right: 
         read_fleet(written(tmp_path, FLEET.replace(right, wrong)))
 
 
+ENGINE = """{
+ "scheduler": {"max_model_len": 4096, "num_blocks": 999, "max_num_seqs": 7},
+ "steps": {"knots": [1, 64], "knot_us": [5000.0, 20000.0], "decode_context_us": 0.5, "chunk_pairs_us": 0.01,
+  "num_decodes_us": 20.0, "num_chunks_us": 50.0},
+ "front_end": {"request_us": 300.0}, "speed_spread": 0.03
+}"""
+POOL = """
+[pools.main]
+num_replicas = 2
+engine = "engine.json"
+"""
+
+
+def test_a_pool_takes_a_calibrated_engine_from_a_file_beside_the_fleets(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text(ENGINE)
+    pool = read_fleet(written(tmp_path, POOL)).pools["main"]
+    assert pool.scheduler.num_blocks == 999 and pool.scheduler.max_num_seqs == 7
+    assert pool.replica.has_interval and pool.replica.front_end.request_us == 300.0
+    assert pool.replica.steps is not None and pool.replica.steps.knot_us == (5000.0, 20000.0)
+
+
+def test_what_a_pool_says_of_its_scheduler_goes_before_what_the_engine_file_says(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text(ENGINE)
+    pool = read_fleet(written(tmp_path, POOL + "[pools.main.scheduler]\nmax_num_seqs = 3\n")).pools["main"]
+    assert (pool.scheduler.max_num_seqs, pool.scheduler.num_blocks) == (3, 999)
+    assert pool.replica.scheduler == pool.scheduler
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "told"),
+    [
+        ('engine = "engin.json"', 'engine = "engine.json"', "engine file .*engin.json cannot be read: No such file"),
+        ("engine = 5", 'engine = "engine.json"', r"engine in \[pools.main\] is the name of a file"),
+        ('engine = "fleet.toml"', 'engine = "engine.json"', "fleet.toml: it describes no engine"),
+        ("num_replicas = 2\ngpu = {device = 'l40s'}", "num_replicas = 2", "one cost, not gpu and engine"),
+        ("num_replicas = 2\nscheduler = {num_blcks = 5}", "num_replicas = 2", "did you mean 'num_blocks'"),
+    ],
+)
+def test_what_is_wrong_with_an_engine_of_a_pool_is_named(wrong: str, right: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text(ENGINE)
+    with pytest.raises(ConfigurationError, match=told):
+        read_fleet(written(tmp_path, POOL.replace(right, wrong)))
+
+
 def test_a_fleet_without_a_workload_and_a_case_that_is_none_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

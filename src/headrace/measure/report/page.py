@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 
 from headrace.measure.report.latency import e2el_ms, itl_ms, ttft_ms
+from headrace.measure.report.palette import PALETTE
 from headrace.measure.report.plots import Line, Marks, plot
 from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.summary import Summary, summarize
@@ -18,12 +19,6 @@ _MOST_POINTS = 400
 _MOST_STALLS = 200
 
 _STYLE = """
-:root { color-scheme: light dark; --ground: #fbfaf7; --card: #ffffff; --ink: #1d2327; --faint: #6b757c; --rule: #e4e1d9;
-  --c0: #0b6e8f; --c1: #c2571a; --c2: #5b7f2b; --c3: #8a4a9e; --c4: #b08a00; --c5: #4a5a9e;
-  --alarm: #b3261e; --warn: #8a5a00; }
-@media (prefers-color-scheme: dark) { :root { --ground: #14181b; --card: #1c2125; --ink: #e6e4df; --faint: #98a2a9;
-  --rule: #2e353a; --c0: #5cc0e0; --c1: #f09a63; --c2: #a6cf6d; --c3: #cf97e0; --c4: #e3c04a; --c5: #96a6f0;
-  --alarm: #ff8a80;  --warn: #e8b75a; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1180px; padding: 2.5rem 1.5rem 4rem; background: var(--ground); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -72,7 +67,8 @@ def render_page(runs: Sequence[Run], *, shares: Sequence[float]) -> str:
     title = escape(runs[-1].facts.label or runs[-1].facts.model or "run")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{title}: what users felt</title><style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<title>{title}: what users felt</title><style>{PALETTE}{_STYLE}</style></head>"
+        f"<body>{''.join(parts)}</body></html>\n"
     )
 
 

@@ -49,17 +49,24 @@ class LittlesLaw(msgspec.Struct, frozen=True, kw_only=True):
 
 def timeline(records: Sequence[RequestRecord], duration_ns: Nanos, *, num_bins: int = 120) -> Timeline:
     bin_ns = max(1, -(-duration_ns // num_bins))
-    in_flight, tokens = [0.0] * num_bins, [0.0] * num_bins
+    tokens = [0.0] * num_bins
     for record in records:
-        _add_interval(in_flight, record.sent_ns, record.finished_ns, bin_ns)
         chunks = record.chunk_ns
         for moment in chunks:
             tokens[min(num_bins - 1, moment // bin_ns)] += record.num_output_tokens / len(chunks)
     return Timeline(
         bin_ns=Nanos(bin_ns),
-        in_flight=tuple(in_flight),
+        in_flight=tuple(in_flight(records, bin_ns, num_bins)),
         tokens_per_s=tuple(count * NANOS_PER_SECOND / bin_ns for count in tokens),
     )
+
+
+def in_flight(records: Sequence[RequestRecord], bin_ns: int, num_bins: int) -> list[float]:
+    """Requests in flight, averaged over each bin."""
+    bins = [0.0] * num_bins
+    for record in records:
+        _add_interval(bins, record.sent_ns, record.finished_ns, bin_ns)
+    return bins
 
 
 def _add_interval(bins: list[float], start: int, end: int, bin_ns: int) -> None:
