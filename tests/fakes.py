@@ -11,8 +11,10 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.base.errors import ContextLengthError, EngineDeadError, InvalidRequestError
 from headrace.base.ids import RequestId

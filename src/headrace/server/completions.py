@@ -6,9 +6,9 @@ Knows the completion format. Does not know how generation or HTTP work.
 import codecs
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.host.generation import OutputChunk, Tokenizer, TokenLogprob

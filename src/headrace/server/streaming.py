@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.base.errors import EngineDeadError, HeadraceError
 from headrace.engine.host.generation import OutputChunk

@@ -154,7 +154,7 @@ def test_best_of_gives_the_most_probable_answers_per_token() -> None:
     original = engine._advance
 
     def scored(request: GenerationRequest, sequence: Any) -> Any:
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         chunk = original(request, sequence)
         return replace(chunk, logprobs=tuple(replace(one, logprob=likely[sequence.index]) for one in chunk.logprobs))

@@ -4,7 +4,7 @@ Knows tokens, text, stop strings and how an answer ends. Does not know processes
 """
 
 from headrace.engine.host.detokenizer import IncrementalDetokenizer, token_logprob
-from headrace.engine.host.generation import GenerationRequest, OutputChunk, Tokenizer
+from headrace.engine.host.generation import GenerationRequest, OutputChunk, Tokenizer, TokenLogprob
 from headrace.engine.mind.step import TokenLogprobs
 from headrace.engine.mind.update import FinishReason, RequestUpdate
 
@@ -71,8 +71,8 @@ class Answer:
             index=self.index,
             text="".join(texts),
             token_ids=tuple(token_ids),
-            logprobs=tuple(token_logprob(self._tokenizer, entry) for entry in logprobs),
-            prompt_logprobs=tuple(token_logprob(self._tokenizer, entry) for entry in prompt_logprobs),
+            logprobs=self._told(logprobs),
+            prompt_logprobs=self._told(prompt_logprobs),
             finish_reason=reason,
             stop_reason=stop_reason,
             num_cached_tokens=last.num_cached_tokens,
@@ -91,6 +91,9 @@ class Answer:
         num_taken = delta.num_token_ids if delta.stopped_by is not None else len(new)
         token_ids += new[:num_taken]
         logprobs += update.logprobs[:num_taken]
+
+    def _told(self, entries: list[TokenLogprobs]) -> tuple[TokenLogprob, ...]:
+        return tuple([token_logprob(self._tokenizer, entry) for entry in entries]) if entries else ()
 
     def _stop_reason(self, stop_token_id: int | None) -> int | None:
         """The token's id, unless it is the model's own end of text."""

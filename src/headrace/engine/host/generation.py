@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from headrace.base.ids import RequestId
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.structured_output import StructuredOutput
@@ -42,8 +44,7 @@ class GenerationRequest:
     `FinishReason.STOP`, and the engine computes no more of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A token with its text, for the API's `logprobs`."""
 
     token_id: int
@@ -56,8 +57,7 @@ class TokenLogprob:
     """Alternatives, most probable first; their own `top` is empty."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputChunk:
+class OutputChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What became known of one continuation. Texts of one `index` concatenate to the whole answer."""
 
     index: int
