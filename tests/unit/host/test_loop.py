@@ -215,6 +215,14 @@ def test_shutdown_ends_what_is_in_flight_with_an_abort(stage: Stage) -> None:
     assert stage.exit_status == EXIT_OK
 
 
+def test_a_step_that_outlives_the_loop_ends_in_silence(stage: Stage) -> None:
+    stage.send(AddRequest(make_request("a")))
+    stage.settle()
+    stage.stop()
+    assert stage.executor.submitted, "a step is still under way"
+    stage.executor.complete_one()
+
+
 def test_an_executor_that_fails_ends_the_engine_with_a_message(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
     stage.loop.fail(RuntimeError("the device is gone"))
     message = stage.next_message()

@@ -85,10 +85,17 @@ class Doorbell:
         self._sleeper, self._ringer = socket.socketpair()
         self._sleeper.setblocking(False)
         self._ringer.setblocking(False)
+        self._is_closed = False
 
     def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of unanswered rings: one more would say nothing new
+        """From any thread; also when nobody is there any more to hear it, since a step may outlive the loop."""
+        try:
             self._ringer.send(b"!")
+        except BlockingIOError:
+            pass  # full of unanswered rings: one more would say nothing new
+        except OSError:
+            if not self._is_closed:
+                raise
 
     def silence(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -99,6 +106,7 @@ class Doorbell:
         return self._sleeper.fileno()
 
     def close(self) -> None:
+        self._is_closed = True
         self._sleeper.close()
         self._ringer.close()
 
