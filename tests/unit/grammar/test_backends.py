@@ -77,6 +77,18 @@ def test_a_json_schema_accepts_its_instances_and_nothing_else(backend: GrammarBa
     assert accepts(backend, form(OutputKind.JSON_SCHEMA, PERSON), answer) is is_valid
 
 
+def test_the_first_mask_is_the_same_however_often_and_after_whatever_it_is_asked(llguidance: GrammarBackend) -> None:
+    compiled = llguidance.compile(form(OutputKind.REGEX, "[ab]x"))
+    first, second = compiled.matcher(), compiled.matcher()
+    assert allowed(first) == allowed(first) == [ord("a"), ord("b")]
+    assert first.accept(ord("a"))
+    assert allowed(first) == [ord("x")]
+    assert allowed(second) == [ord("a"), ord("b")]
+    refusing = compiled.matcher()
+    assert not refusing.accept(ord("z"))
+    assert allowed(refusing) != [ord("a"), ord("b")]
+
+
 @pytest.mark.parametrize(("answer", "is_valid"), [("042-ab", True), ("42-ab", False), ("042-ab ", False), ("042-a", False)])
 def test_a_regular_expression_matches_the_whole_answer(backend: GrammarBackend, answer: str, is_valid: bool) -> None:
     assert accepts(backend, form(OutputKind.REGEX, "[0-9]{3}-[a-z]{2}"), answer) is is_valid

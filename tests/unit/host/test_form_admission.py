@@ -187,6 +187,17 @@ def test_the_form_that_was_asked_for_longest_ago_makes_room() -> None:
     assert len(cache) == 2
 
 
+def test_few_long_forms_are_kept_as_many_short_ones_would_be() -> None:
+    backend = CountingBackend()
+    cache = FormCache(backend, max_characters=10)
+    for text in ("aaaa", "bbbb", "cccc", "bbbb", "aaaa"):
+        cache.get(regex(text))
+    assert backend.compiled == ["aaaa", "bbbb", "cccc", "aaaa"]
+    cache.get(regex("d" * 100))
+    assert len(cache) == 1
+    assert cache.is_ready(regex("d" * 100))
+
+
 def test_a_form_that_could_not_be_compiled_is_not_kept() -> None:
     backend = CountingBackend()
     backend.problem = InvalidRequestError("no")
