@@ -152,15 +152,7 @@ static void sum_all(const typename Words::Row* weights, const uint8_t* const* pa
 }
 
 static INLINE void to_row(F x, float* out) { store(out, x); }
-static INLINE void to_row(F x, uint16_t* out) {
-#if defined(__AVX512BF16__)
-    _mm256_storeu_si256((__m256i*)out, (__m256i)_mm512_cvtneps_pbh(x.v));
-#else
-    float lanes[16];
-    store(lanes, x);
-    for (int i = 0; i < 16; ++i) out[i] = float_to_bf16(lanes[i]);
-#endif
-}
+static INLINE void to_row(F x, uint16_t* out) { store_bf16(out, x); }
 
 // Lanes [first, end) of x, and minus infinity elsewhere; either may lie outside 0 to 16.
 static INLINE F only_between(F x, int first, int end) {
@@ -356,10 +348,7 @@ static void attention_part(const AttentionView& a, const AttentionTile& tile, in
         case KVFormat::INT8: return attend_part<Int8Words>(a, tile, kv_head, part, q, sums, scratch);
         case KVFormat::FP8: return attend_part<Fp8Words>(a, tile, kv_head, part, q, sums, scratch);
         case KVFormat::BF16:
-#if defined(__AVX512BF16__)
-            if (a.bf16_products) return attend_part<Bf16Pairs>(a, tile, kv_head, part, q, sums, scratch);
-#endif
-            return attend_part<Bf16Words>(a, tile, kv_head, part, q, sums, scratch);
+            return attend_part<Bf16Products>(a, tile, kv_head, part, q, sums, scratch);
     }
 }
 

@@ -99,7 +99,6 @@ struct AttentionView {
     float scale, softcap;  // softcap 0: none
     int32_t window;        // 0: none
     KVFormat format;
-    bool bf16_products;  // queries and weights are rounded to BF16 where the cache holds BF16 and the processor multiplies it
     // Per KV head, block after block: pages of 16 tokens.
     uint8_t* keys;
     uint8_t* values;

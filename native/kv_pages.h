@@ -93,7 +93,7 @@ struct Fp8Words : FloatWords {
 };
 
 #if defined(__AVX512BF16__)
-struct Bf16Pairs {  // rows in BF16 as well: the processor multiplies pairs
+struct Bf16Products {  // rows in BF16 as well: the processor multiplies pairs
     typedef uint16_t Row;
     typedef __m512bh Operand;
     static constexpr int kParts = 1, kElements = 2;
@@ -106,6 +106,8 @@ struct Bf16Pairs {  // rows in BF16 as well: the processor multiplies pairs
         return {_mm512_dpbf16_ps(sum.v, column, (__m512bh)_mm512_set1_epi32(two))};
     }
 };
+#else
+typedef Bf16Words Bf16Products;
 #endif
 
 // Reading whole pages, for rows enough to make it worth while: as pages of F32, which give the same sums.
@@ -141,6 +143,12 @@ static INLINE float greatest_of(const float* x, int n) {
         if (greatest != greatest) break;
     }
     return greatest;
+}
+
+static INLINE void to_bf16(const float* x, int n, uint16_t* out) {
+    int i = 0;
+    for (; i + 16 <= n; i += 16) store_bf16(out + i, load(x + i));
+    for (; i < n; ++i) out[i] = float_to_bf16(x[i]);
 }
 
 // |x| <= 448, to nearest, ties to even.
@@ -181,8 +189,10 @@ static INLINE void write_key(const AttentionView& a, int head, int64_t slot, con
         float* out = (float*)page + token;
         for (int d = 0; d < n; ++d, out += kPageTokens) *out = key[d];
     } else if (a.format == KVFormat::BF16) {
-        uint16_t* out = (uint16_t*)page + token * 2;
-        for (int d = 0; d < n; ++d) out[d / 2 * 32 + d % 2] = float_to_bf16(key[d]);
+        alignas(64) uint16_t halves[kMostHeadDim];
+        to_bf16(key, n, halves);
+        page += token * 4;
+        for (int d = 0; d < n; d += 2, page += 64) std::memcpy(page, halves + d, 4);
     } else {
         alignas(64) uint8_t codes[kMostHeadDim];
         const float scale = to_codes(a.format, key, n, codes);
@@ -199,8 +209,10 @@ static INLINE void write_value(const AttentionView& a, int head, int64_t slot, c
     if (a.format == KVFormat::F32) {
         std::memcpy((float*)page + token * width, value, size_t(n) * 4);
     } else if (a.format == KVFormat::BF16) {
+        alignas(64) uint16_t halves[kMostHeadDim];
+        to_bf16(value, n, halves);
         uint16_t* out = (uint16_t*)page + token / 2 * width * 2 + token % 2;
-        for (int d = 0; d < n; ++d) out[2 * d] = float_to_bf16(value[d]);
+        for (int d = 0; d < n; ++d) out[2 * d] = halves[d];
     } else {
         alignas(64) uint8_t codes[kMostHeadDim];
         const float scale = to_codes(a.format, value, n, codes);

@@ -104,11 +104,11 @@ class Engine {
         return machine_.loader().pack(std::move(unpacked));
     }
 
-    // format: float32, bfloat16, int8 or fp8_e4m3. bf16: products are of BF16 where both sides are and the processor has them.
+    // format: float32, bfloat16, int8 or fp8_e4m3.
     std::unique_ptr<Cache> allocate_kv(int num_heads, int num_kv_heads, int head_dim, float scale, float softcap, int window,
-                                       int num_blocks, int block_size, const std::string& format, bool bf16) {
+                                       int num_blocks, int block_size, const std::string& format) {
         const AttentionView shape{num_heads,  num_kv_heads, head_dim, (head_dim + 3) / 4 * 4, (head_dim + 15) / 16 * 16,
-                                  block_size, num_blocks,   scale,    softcap, window, kv_format_of(format), bf16,
+                                  block_size, num_blocks,   scale,    softcap, window, kv_format_of(format),
                                   nullptr,    nullptr};
         return std::make_unique<Cache>(shape);
     }

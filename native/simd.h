@@ -101,6 +101,20 @@ INLINE F load_unsigned_bytes(const uint8_t* p) {
 INLINE F load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
+// To nearest, ties to even; what is not a number stays so.
+INLINE void store_bf16(uint16_t* p, F x) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x.v));
+#else
+    const __m512i bits = _mm512_castps_si512(x.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_mov_epi32(rounded, is_nan, quiet);
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+#endif
+}
 
 // Sums and maxima across lanes, in one fixed order.
 INLINE float sum_of_lanes(F x) {
@@ -263,6 +277,18 @@ INLINE F load_bf16(const uint16_t* p) {
     float lanes[16];
     for (int i = 0; i < 16; ++i) lanes[i] = bf16_to_float(p[i]);
     return load(lanes);
+}
+typedef uint16_t Short8 __attribute__((vector_size(16)));
+INLINE void store_bf16_8(uint16_t* p, Float8 x) {
+    typedef uint32_t Bits8 __attribute__((vector_size(32)));
+    const Bits8 bits = (Bits8)x, rounded = bits + 0x7FFF + (bits >> 16 & 1);
+    const Bits8 kept = x != x ? bits | 0x400000 : rounded;
+    const Short8 upper = __builtin_convertvector(kept >> 16, Short8);
+    std::memcpy(p, &upper, 16);
+}
+INLINE void store_bf16(uint16_t* p, F x) {
+    store_bf16_8(p, x.a);
+    store_bf16_8(p + 8, x.b);
 }
 INLINE float sum_of_lanes(F x) {
     const Float8 h = x.a + x.b;

@@ -71,7 +71,6 @@ class Engine:
         num_blocks: int,
         block_size: int,
         format: str,
-        bf16: bool,
         /,
     ) -> Cache: ...
     def record(self) -> None: ...

@@ -3,9 +3,9 @@
 Knows the extension. Does not know models, layers or the mind; `protocol.py` says what each operation means. Activations are
 float32 between operations. A product with a quantised weight quantises its rows to int8, by blocks of 32 along the sum, as
 llama.cpp does: on the weights' own numbers, an error of about 0.4 % of the result's size. Rows that meet INT8_CHANNEL
-weights get one scale each, as those checkpoints mean it. With `dtype` bfloat16 rows that meet BF16 weights, and queries that
-meet a BF16 cache, are rounded to it. Keys and values are held in a format of their own; attention reads it back as float32,
-so that holding them is the only rounding. While a tape is recorded, None stands for token ids, rows and placements.
+weights get one scale each, as those checkpoints mean it. With `dtype` bfloat16 rows that meet BF16 weights are rounded to
+it. Keys and values are held in a format of their own. Attention reads it back as float32, so that holding them is the only
+rounding, but for BF16 on processors that multiply it: there queries and softmax weights are rounded to BF16 as well. While a tape is recorded, None stands for token ids, rows and placements.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from headrace.engine.ops.protocol import AttentionShape, Forward, QKNorm, Sequen
 from headrace.engine.ops.storage import QUANTIZATIONS
 from headrace.specs.model import Activation
 
-VERSION = 2
+VERSION = 3
 """Goes up whenever a kernel's results may change."""
 
 KERNEL_FORMATS = frozenset(
@@ -135,7 +135,7 @@ class NativeOps:
         softcap, window = shape.softcap or 0.0, shape.window or 0
         return self._engine.allocate_kv(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, softcap, window, num_blocks, block_size,
-            self.kv_dtype, self._is_bf16,
+            self.kv_dtype,
         )  # fmt: skip
 
     def kv_bytes_per_token(self, shape: AttentionShape) -> int:
