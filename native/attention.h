@@ -18,11 +18,15 @@ static_assert(kPartTokens % kChunkTokens == 0, "parts are of whole chunks");
 
 // Rows that are computed together, and columns (in vectors of sixteen) that as many rows leave registers for: fewer where
 // words are taken apart first. And up to how many rows what is read next is asked for early: with few rows, waiting for memory
-// is what takes time. A prototype on AVX-512 lost by that where blocks lie in order, which the block pool sees to.
+// is what takes time. A prototype on AVX-512 lost by that where blocks lie in order, which the block pool sees to. There,
+// pages of keys are read one behind the other: one stream of memory, which the processor runs ahead of, at twice the rate of
+// four that take turns.
 #if defined(__AVX512F__)
 constexpr int kMostRows = 8, kRowsToPrefetchFor = 0;
 template <class Words>
 constexpr int columns_beside(int rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
+template <class Words>
+constexpr int pages_beside(int) { return 1; }
 #elif defined(__AVX2__)
 constexpr int kMostRows = 6, kRowsToPrefetchFor = 4;
 template <class Words>
@@ -30,10 +34,14 @@ constexpr int columns_beside(int rows) {
     if (Words::kParts == 1) return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
     return rows == 1 ? (Words::kParts == 2 ? 4 : 2) : rows == 2 ? 2 : 1;
 }
+template <class Words>
+constexpr int pages_beside(int rows) { return columns_beside<Words>(rows); }
 #else
 constexpr int kMostRows = 4, kRowsToPrefetchFor = 0;
 template <class Words>
 constexpr int columns_beside(int) { return 1; }
+template <class Words>
+constexpr int pages_beside(int) { return 1; }
 #endif
 // From so many rows on, pages are turned into float32 once instead of once for each kMostRows rows.
 constexpr int kRowsToExpandFor = 2 * kMostRows + 1;
@@ -116,7 +124,7 @@ static void sum_values(const typename Words::Row* weights, const uint8_t* const*
 template <class Words, int R>
 static INLINE void score_rows(const typename Words::Row* q, size_t q_stride, const uint8_t* const* pages,
                               const uint8_t* const* ahead, int num_pages, int key_dim, float* scores) {
-    constexpr int kTogether = columns_beside<Words>(R);
+    constexpr int kTogether = pages_beside<Words>(R);
     int p = 0;
     for (; p + kTogether <= num_pages; p += kTogether)
         score_pages<Words, R, kTogether>(q, q_stride, pages + p, ahead + p, key_dim, scores + p * kPageTokens);

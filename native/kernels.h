@@ -155,6 +155,7 @@ struct Kernels {
     void (*add_scaled)(const float* x, const float* y, float scale, int size, float* out);
     void (*rope_and_cache)(float* qkv, const AttentionView&, const HeadNorm&, const float* rotation, int rotary_dim,
                            int64_t slot, float* q);
+    void (*expect_slot)(const AttentionView&, int64_t slot);  // fetches what writing there will touch
     // Floats that attention needs for itself, and that one part's sums take, for tiles of kAttentionRows tokens.
     size_t (*attention_scratch)(const AttentionView&);
     size_t (*attention_sums)(const AttentionView&);

@@ -85,6 +85,7 @@ void Machine::perform(const RopeAndCache& work, const Matrix& qkv, const Matrix&
         throw std::invalid_argument("a position beyond the table");
     for_rows(qkv.rows, [&](int r) {
         const size_t position = size_t(placement.positions[size_t(r)]);
+        if (r + 1 < qkv.rows) kernels_.expect_slot(a, placement.slots[size_t(r + 1)]);
         const float* angles = rotation.angles ? rotation.angles + position * size_t(rotation.rotary_dim) : nullptr;
         kernels_.rope_and_cache(qkv.row(r), a, work.norm, angles, rotation.rotary_dim, placement.slots[size_t(r)], q.row(r));
     });
@@ -93,14 +94,16 @@ void Machine::perform(const RopeAndCache& work, const Matrix& qkv, const Matrix&
 void Machine::perform(const Attend& work, const Matrix& q, const Matrix&, const Matrix& out, const Step& step) {
     const AttentionView& a = work.kv->view;
     const Placement& placement = *step.placement;
-    const int num_heads = a.num_kv_heads, num_pairs = int(placement.tiles.size()) * num_heads;
-    const auto tile_of = [&](int pair) -> const AttentionTile& { return placement.tiles[size_t(pair / num_heads)]; };
+    // Head by head, as keys and values lie: sequences whose blocks are neighbours are read in one run, and tiles of one
+    // prompt find its keys and values in the cache.
+    const int num_tiles = int(placement.tiles.size()), num_pairs = num_tiles * a.num_kv_heads;
+    const auto tile_of = [&](int pair) -> const AttentionTile& { return placement.tiles[size_t(pair % num_tiles)]; };
     const size_t bytes = (kernels_.attention_scratch(a) * 4 + kAlignment - 1) / kAlignment * kAlignment;
     uint8_t* scratch = attention_scratch_.reserve(bytes * size_t(pool_.size()));
     constexpr int kPairsPerThread = 6;  // more than that are shared out evenly enough as they are
     if (num_pairs >= kPairsPerThread * pool_.size() || pool_.size() == 1) {
         pool_.run(num_pairs, [&](int thread, int pair) {
-            kernels_.attention(a, tile_of(pair), pair % num_heads, q.data, out.data, (float*)(scratch + bytes * size_t(thread)));
+            kernels_.attention(a, tile_of(pair), pair / num_tiles, q.data, out.data, (float*)(scratch + bytes * size_t(thread)));
         });
         return;
     }
@@ -113,12 +116,12 @@ void Machine::perform(const Attend& work, const Matrix& q, const Matrix&, const 
     float* sums = (float*)attention_sums_.reserve(sums_floats * 4 * parts_.size());
     pool_.run(int(parts_.size()), [&](int thread, int item) {
         const Part& at = parts_[size_t(item)];
-        kernels_.attention_part(a, tile_of(at.pair), at.pair % num_heads, at.part, q.data, sums + sums_floats * size_t(item),
+        kernels_.attention_part(a, tile_of(at.pair), at.pair / num_tiles, at.part, q.data, sums + sums_floats * size_t(item),
                                 (float*)(scratch + bytes * size_t(thread)));
     });
     for (size_t item = 0; item < parts_.size();) {
         const int pair = parts_[item].pair;
-        kernels_.join_parts(a, tile_of(pair), pair % num_heads, sums + sums_floats * item, out.data);
+        kernels_.join_parts(a, tile_of(pair), pair / num_tiles, sums + sums_floats * item, out.data);
         item += size_t(end_part(tile_of(pair)) - first_part(a, tile_of(pair)));
     }
 }

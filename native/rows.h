@@ -72,5 +72,18 @@ static void rope_and_cache(float* qkv, const AttentionView& a, const HeadNorm& n
     }
 }
 
+// A token's key is a word in each line of its page: without this, writing waits for one line of memory after another.
+static void expect_slot(const AttentionView& a, int64_t slot) {
+    const size_t page = size_t(slot) / kPageTokens, token = size_t(slot) % kPageTokens;
+    const size_t word = a.format == KVFormat::F32 ? 1 : a.format == KVFormat::BF16 ? 2 : 4;  // neighbours in 32 bits
+    const size_t row = size_t(a.value_dim) * 4;
+    for (int h = 0; h < a.num_kv_heads; ++h) {
+        const uint8_t* keys = a.keys + a.key_head() * size_t(h) + a.key_page() * page;
+        for (size_t i = 0; i < a.key_page(); i += 64) prefetch(keys + i);
+        const uint8_t* values = a.values + a.value_head() * size_t(h) + a.value_page() * page + token / word * row;
+        for (size_t i = 0; i < row; i += 64) prefetch(values + i);
+    }
+}
+
 }  // namespace HEADRACE_ISA
 }  // namespace headrace

@@ -5,7 +5,8 @@ float32 between operations. A product with a quantised weight quantises its rows
 llama.cpp does: on the weights' own numbers, an error of about 0.4 % of the result's size. Rows that meet INT8_CHANNEL
 weights get one scale each, as those checkpoints mean it. With `dtype` bfloat16 rows that meet BF16 weights are rounded to
 it. Keys and values are held in a format of their own. Attention reads it back as float32, so that holding them is the only
-rounding, but for BF16 on processors that multiply it: there queries and softmax weights are rounded to BF16 as well. While a tape is recorded, None stands for token ids, rows and placements.
+rounding, but for BF16 on processors that multiply it: there queries and softmax weights are rounded to BF16 as well. While a
+tape is recorded, None stands for token ids, rows and placements.
 """
 
 from collections.abc import Sequence
