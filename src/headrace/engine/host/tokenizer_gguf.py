@@ -298,7 +298,10 @@ def _added_tokens(vocabulary: _Vocabulary, end_ids: frozenset[int], *, strips_sp
     Control tokens are special: they are text where the caller does not want them parsed, and left out of answers.
     """
     added = []
+    normal = int(TokenType.NORMAL)  # nearly all are
     for token_id, (piece, kind) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=False)):
+        if kind == normal and token_id not in end_ids:
+            continue
         special = kind in _HIDDEN or token_id in end_ids
         if special or (kind == TokenType.USER_DEFINED and not _PADDING_TOKEN.fullmatch(piece)):
             rstrip = strips_space_after and piece not in _PHI3_KEEPS_SPACE_AFTER
