@@ -113,19 +113,12 @@ class Gemma4Parser(ToolParser):
         yield from reader.expect("{")
         self._write_arguments("{")
         is_first = True
-        while True:
-            yield from reader.space()
-            if (yield from reader.peek()) == "}":
-                break
-            if not is_first:
-                yield from reader.expect(",")
-                yield from reader.space()
+        while (yield from reader.another("}", is_first=is_first)):
             is_quoted = yield from reader.literal(quote)
             yield from self._argument_name(_KEY_RUN, f"{quote}:" if is_quoted else ":", is_first=is_first)
             yield from reader.space()
             yield from self._value(quote, depth + 1)
             is_first = False
-        reader.take()
         self._write_arguments("}")
 
     def _list(self, quote: str, depth: int) -> Reading[None]:
@@ -133,17 +126,11 @@ class Gemma4Parser(ToolParser):
         yield from reader.expect("[")
         self._write_arguments("[")
         is_first = True
-        while True:
-            yield from reader.space()
-            if (yield from reader.peek()) == "]":
-                break
+        while (yield from reader.another("]", is_first=is_first)):
             if not is_first:
-                yield from reader.expect(",")
-                yield from reader.space()
                 self._write_arguments(", ")
             yield from self._value(quote, depth + 1)
             is_first = False
-        reader.take()
         self._write_arguments("]")
 
 

@@ -121,6 +121,17 @@ class ToolParser:
         self._write_arguments(f'{beginning}": ')
         return name
 
+    def _list_of(self, call: Callable[[], Reading[None]]) -> Reading[None]:
+        """One call or more in brackets."""
+        reader = self.reader
+        yield from reader.expect("[")
+        yield from reader.space()
+        yield from call()
+        while (yield from reader.another("]", is_first=False)):
+            self._next_call()
+            yield from call()
+        reader.settle()
+
     def _next_call(self) -> None:
         """A further call may begin here: what is read from now on is owed again."""
         self._is_owed = True
