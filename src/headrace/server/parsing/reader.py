@@ -183,8 +183,8 @@ class Reader:
         return ""
 
     def another(self, end: str, *, is_first: bool, may_trail: bool = False) -> Reading[bool]:
-        """Whether another thing follows in a row with commas between. Reads the comma before it, or `end`, the character that
-        ends the row. `may_trail`: a comma may stand before the end."""
+        """Whether another thing follows in a row with commas between. Reads the comma before it, or `end`, the character
+        that ends the row. `may_trail`: a comma may stand before the end."""
         yield from self.space()
         char = yield from self.peek()
         if char != end and not is_first:

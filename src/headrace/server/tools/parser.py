@@ -5,12 +5,12 @@ or is markup of a call that has been shown, or goes back into the text. Nothing 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from headrace.server.parsing.events import Event, Sink
 from headrace.server.parsing.json_text import escaped
-from headrace.server.parsing.reader import Markers, NotAsExpected, Reader, Reading, TextEnded
+from headrace.server.parsing.reader import Markers, NotAsExpected, Reader, Reading, TextEnded, Write
 from headrace.server.tools.call_form import CallForm, CallRequest
 from headrace.server.tools.schemas import Tools
 
@@ -131,6 +131,20 @@ class ToolParser:
             self._next_call()
             yield from call()
         reader.settle()
+
+    def _message(self, ends: Markers, closers: Sequence[str], write: Write) -> Reading[None]:
+        """Writes the text up to a mark that ends it. The mark is read if it closes; one that begins something else stays."""
+        reader = self.reader
+        while True:
+            text, found = reader.take_before(ends)
+            if text:
+                write(text)
+            if found:
+                yield from reader.any_of(closers)
+                return
+            if reader.ended:
+                return
+            yield
 
     def _next_call(self) -> None:
         """A further call may begin here: what is read from now on is owed again."""
