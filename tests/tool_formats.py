@@ -224,6 +224,70 @@ def _function_gemma(content: str, calls: Calls) -> str:
     )
 
 
+def _seed(content: str, calls: Calls) -> str:
+    written = content
+    for name, given in calls:
+        pairs = "".join(f"<parameter={key}>{_bare(value)}</parameter>\n" for key, value in given.items())
+        written += f"\n<seed:tool_call>\n<function={name}>\n{pairs}</function>\n</seed:tool_call>"
+    return written
+
+
+def _hunyuan(content: str, calls: Calls) -> str:
+    def pair(key: str, value: Any) -> str:
+        return (
+            f"<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>{_bare(value)}</arg_value:opensource>\n"
+        )
+
+    written = "".join(
+        f"<tool_call:opensource>{name}<tool_sep:opensource>\n"
+        + "".join(pair(key, value) for key, value in given.items())
+        + "</tool_call:opensource>\n"
+        for name, given in calls
+    )
+    return f"{content}<tool_calls:opensource>\n{written}</tool_calls:opensource>"
+
+
+def _solar(content: str, calls: Calls) -> str:
+    said = f"<|content|>{content}<|end|><|begin|>assistant" if content else ""
+    written = "".join(
+        f"<|tool_call:begin|>a1b2c3d4e{i}<|tool_call:name|>{name}<|tool_call:args|>{_json(given)}<|tool_call:end|>"
+        for i, (name, given) in enumerate(calls)
+    )
+    return f"{said}<|tool_calls|>{written}<|calls|>"
+
+
+def _gigachat(content: str, calls: Calls) -> str:
+    """One after the other, though its template writes no more than one."""
+    return content + "".join(f"<|function_call|>{call}" for call in _objects(calls))
+
+
+def _gigachat_role(content: str, calls: Calls) -> str:
+    return content + "".join(f"\n\nfunction call<|role_sep|>\n{call}" for call in _objects(calls))
+
+
+_MINIMAX = "]<]minimax[>["
+
+
+def _minimax_m3_value(value: Any) -> str:
+    match value:
+        case dict():
+            return "".join(
+                f"{_MINIMAX}<{key}>{_minimax_m3_value(one)}{_MINIMAX}</{key}>"
+                for key, one in value.items()
+                if one is not None
+            )
+        case list():
+            return "".join(f"{_MINIMAX}<item>{_minimax_m3_value(one)}{_MINIMAX}</item>" for one in value)
+    return _bare(value)
+
+
+def _minimax_m3(content: str, calls: Calls) -> str:
+    written = "".join(
+        f'{_MINIMAX}<invoke name="{name}">{_minimax_m3_value(given)}{_MINIMAX}</invoke>\n' for name, given in calls
+    )
+    return f"{content}{_MINIMAX}<tool_call>\n{written}{_MINIMAX}</tool_call>"
+
+
 WRITERS: dict[str, tuple[str, Writer]] = {
     "hermes": ("hermes", _hermes),
     "hermes, one pair of tags": ("hermes", _in_one_pair_of_tags),
@@ -242,9 +306,15 @@ WRITERS: dict[str, tuple[str, Writer]] = {
     "kimi_k2": ("kimi_k2", _kimi_k2),
     "glm": ("glm", _glm),
     "qwen3_coder": ("qwen3_coder", _qwen3_coder),
+    "qwen3_coder, seed": ("qwen3_coder", _seed),
+    "hunyuan": ("hunyuan", _hunyuan),
     "dsml": ("dsml", _dsml),
     "minimax_m2": ("minimax_m2", _minimax_m2),
+    "minimax_m3": ("minimax_m3", _minimax_m3),
     "cohere": ("cohere", _cohere),
+    "gigachat": ("gigachat", _gigachat),
+    "gigachat, as a role": ("gigachat", _gigachat_role),
+    "solar": ("solar", _solar),
     "apertus": ("apertus", _apertus),
     "gemma4": ("gemma4", _gemma4),
     "gemma4, function_gemma": ("gemma4", _function_gemma),
@@ -395,6 +465,26 @@ SAMPLES = [
     Sample("gemma4", "<start_function_call>call:get_weather{city:<escape>Paris<escape>,limit:None}<end_function_call>", "", (("get_weather", {"city": "Paris", "limit": None}),)),
     Sample("gemma4", "<|tool_call>call me", "<|tool_call>call me"),
     Sample("gemma4", '<|tool_call>call:math.add{<|"|>a<|"|>:-1.5e3, b: False}<tool_call|>!', "!", (("math.add", {"a": -1500.0, "b": False}),)),
+    # Hunyuan, MiniMax M3, GigaChat, Solar
+    Sample("hunyuan", '<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Paris</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>stop<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>', "", (PARIS, ("stop", {}))),
+    Sample("hunyuan", 'Well.<tool_call:opensource>stop<tool_sep:opensource></tool_call:opensource>', "Well.", (("stop", {}),)),
+    Sample("hunyuan", "<tool_calls:opensource>\n<tool_call:opensource>stop</tool_call:opensource>", "<tool_calls:opensource>\n<tool_call:opensource>stop</tool_call:opensource>"),
+    Sample("hunyuan", "<tool_calls> are not <tool_call:open", "<tool_calls> are not <tool_call:open"),
+    Sample("minimax_m3", ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>São "Paulo" <b>]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[<places>]<]minimax[>[<item>a]<]minimax[>[</item>]<]minimax[>[<item>]<]minimax[>[</item>]<]minimax[>[</places>]<]minimax[>[<where>]<]minimax[>[<x>]<]minimax[>[<item>1.5]<]minimax[>[</item>]<]minimax[>[</x>]<]minimax[>[</where>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="stop">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>', "",
+           (("get_weather", {"city": 'São "Paulo" <b>', "days": 3, "places": ["a", ""], "where": {"x": [1.5]}}), ("stop", {}))),
+    Sample("minimax_m3", 'So:]<]minimax[>[<tool_call>]<]minimax[>[<invoke name="get_weather">\n]<]minimax[>[<city>Paris]<]minimax[>[</city>\n]<]minimax[>[<where>]<]minimax[>[</where>]<]minimax[>[<places>]<]minimax[>[</places>]<]minimax[>[</invoke>', "So:", (("get_weather", {"city": "Paris", "where": {}, "places": []}),)),
+    Sample("minimax_m3", ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<where>{"x": [null]}]<]minimax[>[</where>]<]minimax[>[<limit>null]<]minimax[>[</limit>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>', "", (("get_weather", {"where": {"x": [None]}, "limit": None}),)),
+    Sample("minimax_m3", "A ]<]minimax[>[ and ]<]minimax[>[<tool_call> are odd", "A ]<]minimax[>[ and ]<]minimax[>[<tool_call> are odd"),
+    Sample("gigachat", 'Now.<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}', "Now.", (PARIS,)),
+    Sample("gigachat", '\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Paris"}}', "", (PARIS,)),
+    Sample("gigachat", 'a function call, a function call<|role_sep|>\n{"city": "Paris"}', 'a function call, a function call<|role_sep|>\n{"city": "Paris"}'),
+    Sample("gigachat", "<|function_call|>?", "<|function_call|>?"),
+    Sample("solar", '<|think|>The user wants weather.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{"city": "Paris"}<|tool_call:end|><|tool_call:begin|>b1b2c3d4e5<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>', "", (PARIS, ("stop", {})), "The user wants weather."),
+    Sample("solar", "<|think|>A.<|end|><|begin|>assistant<|content|>It is C.<|end|>", "It is C.", (), "A."),
+    Sample("solar", "<|content|>It is C.", "It is C."),
+    Sample("solar", "<|begin|>user and <|tool_calls|> alike", "<|begin|>user and <|tool_calls|> alike"),
+    Sample("solar", "No mark at all.", "No mark at all."),
+    Sample("qwen3_coder", "<seed:tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n\n</parameter>\n</function>\n</seed:tool_call>", "", (("get_weather", {"city": "\nParis\n\n"}),)),
     # Functionary
     Sample("functionary_v3_1", 'Now <function=get_weather>{"city": "Paris"}</function>', "Now", (PARIS,)),
     Sample("functionary_v3_1", '<|python_tag|>print("hi")', "", (("python", {"code": 'print("hi")'}),)),

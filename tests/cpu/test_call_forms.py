@@ -40,9 +40,14 @@ SPELLINGS = {
     "qwen3_coder": ("qwen3_coder", "<tool_call>"),
     "qwen3_coder, without the outer tag": ("qwen3_coder", ""),
     "seed": ("qwen3_coder", "<seed:tool_call>"),
+    "hunyuan": ("hunyuan", ""),
     "dsml": ("dsml", ""),
     "dsml, function calls": ("dsml", "function_calls>"),
     "minimax_m2": ("minimax_m2", ""),
+    "minimax_m3": ("minimax_m3", ""),
+    "gigachat": ("gigachat", "<|function_call|>"),
+    "gigachat, as a role": ("gigachat", ""),
+    "solar": ("solar", ""),
     "cohere": ("cohere", ""),
     "apertus": ("apertus", ""),
     "gemma4": ("gemma4", "<|tool_call>"),
@@ -98,7 +103,7 @@ def marks_of(format_name: str) -> tuple[str, ...]:
     """What models of this format have as control tokens: whatever stands in brackets."""
     parser = FORMATS[format_name].parser
     marks = dict.fromkeys((*parser.markers, *parser.shown_tokens))
-    return tuple(mark for mark in marks if mark[0] + mark[-1] in ("<>", "[]") and not mark.endswith("="))
+    return tuple(mark for mark in marks if mark[0] + mark[-1] in ("<>", "[]", "][") and not mark.endswith("="))
 
 
 def form_of(spelling: str, use: ToolUse) -> StructuredOutput:

@@ -47,12 +47,15 @@ FORMATS = {
     "Cohere2MoE": "cohere",
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "cohere",
     "GLM-4.6": "glm",
+    "GigaChat3-10B-A1.8B": "gigachat",
+    "GigaChat3.1-10B-A1.8B": "gigachat",
     "Kimi-K2-Instruct": "kimi_k2",
     "Kimi-K2-Thinking": "kimi_k2",
     "LFM2-8B-A1B": "pythonic",
     "LFM2.5-8B-A1B": "pythonic",
     "MiMo-VL": "hermes",
     "MiniMax-M1": "hermes",
+    "MiniMax-M3": "minimax_m3",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
     "NVIDIA-Nemotron-Nano-v2": "hermes",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
@@ -81,15 +84,22 @@ FORMATS = {
     "openai-gpt-oss-120b": "harmony",
     "poolside-Laguna-S-2.1": "glm",
     "poolside-Laguna-XS-2.1": "glm",
+    "tencent-Hy3": "hunyuan",
     "unsloth-Apriel-1.5": "hermes",
+    "upstage-Solar-Open-100B": "solar",
 }
 """What each template's model speaks; those that speak a format without a parser of its own are not listed."""
 
 REASONS = {
+    "Apertus-8B-Instruct": "apertus",
     "ByteDance-Seed-OSS": "seed_oss",
+    "Cohere2MoE": "cohere",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "cohere",
+    "GigaChat3.1-10B-A1.8B": None,
     "GLM-4.6": "think",
     "Kimi-K2-Thinking": "kimi_k2",
     "MiMo-VL": None,
+    "MiniMax-M3": "minimax_m3",
     "Qwen-QwQ-32B": "think",
     "Qwen-Qwen2.5-7B-Instruct": None,
     "Qwen3-Coder": None,
@@ -97,10 +107,13 @@ REASONS = {
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "think",
     "deepseek-ai-DeepSeek-V3.1": "think",
     "google-gemma-2-2b-it": None,
+    "google-gemma-4-31B-it-interleaved": "gemma4",
     "ibm-granite-granite-3.3-2B-Instruct": "granite",
     "ibm-granite-granite-4.0": None,
     "meta-llama-Llama-3.3-70B-Instruct": None,
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
+    "tencent-Hy3": "hunyuan",
+    "upstage-Solar-Open-100B": None,
 }
 
 
@@ -187,8 +200,16 @@ def test_what_the_template_writes_of_a_call_is_what_the_parser_reads(name: str) 
         # Templates that open the reasoning in the prompt write an earlier turn otherwise: look a little further back.
         goes_on = FORMATS[name] in ("functionary_v3_2", "harmony")
         written = answered[shared if goes_on else max(0, shared - 12) :]
-        for end in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"):
-            written = written.removesuffix("\n").removesuffix(end)
+        for end in (
+            "<|im_end|>",
+            "<|eot_id|>",
+            "<|eom_id|>",
+            "</s>",
+            "<|end_of_text|>",
+            "<｜end▁of▁sentence｜>",
+            "<|message_sep|>",
+        ):
+            written = written.rstrip("\n").removesuffix(end)
         answer = parsed(FORMATS[name], [written], Tools({tool["function"]["name"]: WEATHER for tool in TOOLS}))
         assert [one.name for one in answer.calls] == [call["function"]["name"]], written
         assert json.loads(answer.calls[0].arguments) == call["function"]["arguments"], written

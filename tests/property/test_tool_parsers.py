@@ -13,7 +13,7 @@ from headrace.server.parsing.events import Content, Event, Parsed, Reasoning
 from headrace.server.reading import AnswerParser
 from headrace.server.reasoning.formats import FORMATS as REASONING_FORMATS
 from headrace.server.tools.formats import FORMATS
-from headrace.server.tools.schemas import Tools
+from headrace.server.tools.schemas import Tools, json_of
 
 NAMES = ["get_weather", "math.add", "stop", "a-b_C9"]
 
@@ -84,7 +84,7 @@ def _type(value: Any) -> str:
             return "object"
 
 
-_UNTAGGABLE = re.compile(r"</parameter>|</arg_value>|</｜DSML｜parameter>")
+_UNTAGGABLE = re.compile(r"</parameter>|</arg_value(?::opensource)?>|</｜DSML｜parameter>")
 _UNQUOTABLE = re.compile(r"<\|\\?\"\|>|<escape>")
 _NO_BARE_KEY = re.compile(r"[:{}\[\],<>\n\"]|^\s|\s$|^$")
 
@@ -95,9 +95,14 @@ def _is_writable(format_name: str, given_calls: list[tuple[str, Arguments]]) -> 
         return True
     if format_name == "gemma4":
         return not _UNQUOTABLE.search(json.dumps(given_calls)) and all(map(_has_bare_keys, given_calls))
+    if format_name == "minimax_m3":
+        tools = schemas_of(given_calls)
+        return all(
+            _has_telling_tags(value, tools.types(name, key)) for name, given in given_calls for key, value in given.items()
+        )
     if format_name == "dsml":
         return not _UNTAGGABLE.search(json.dumps(given_calls, ensure_ascii=False))
-    if format_name not in ("glm", "qwen3_coder", "minimax_m2"):
+    if format_name not in ("glm", "hunyuan", "qwen3_coder", "minimax_m2"):
         return True
     tools = schemas_of(given_calls)
     return not any(
@@ -112,6 +117,25 @@ def _has_bare_keys(value: Any) -> bool:
     if isinstance(value, dict):
         return all(not _NO_BARE_KEY.search(key) and len(key) < 128 and _has_bare_keys(one) for key, one in value.items())
     return not isinstance(value, list | tuple) or all(map(_has_bare_keys, value))
+
+
+def _has_telling_tags(value: Any, types: frozenset[str]) -> bool:
+    """Whether tags and bare text say what the value is, where a schema says this much of it."""
+    match value:
+        case None:
+            return False
+        case str():
+            return types == {"string"} or (not types and json.loads(json_of(value, types)) == value and value != "")
+        case dict():
+            keys_tell = all(
+                re.fullmatch(r"[^<>/\n\s][^<>\n]*", key) and key == key.strip() and len(key) < 128 for key in value
+            )
+            is_told = types == {"object"} or (not types and bool(value) and next(iter(value)) != "item")
+            return is_told and keys_tell and all(_has_telling_tags(one, frozenset()) for one in value.values())
+        case list():
+            is_told = types == {"array"} or (not types and bool(value))
+            return is_told and all(_has_telling_tags(one, frozenset()) for one in value)
+    return "string" not in types
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -162,7 +186,7 @@ def test_text_that_is_nearly_a_call_is_neither_lost_nor_read_differently_when_it
     shown = everything(whole)
     for word in re.findall(r"W\d+", text):
         assert word in shown
-    if not whole.calls and format_name not in ("harmony", "functionary_v3_2"):
+    if not whole.calls and format_name not in ("harmony", "functionary_v3_2", "solar"):
         assert whole.content == text, "without a call, an answer is its text, to the letter"
 
 

@@ -19,6 +19,7 @@ from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
 
 _SILENT = 0
 _LONGEST_REASON = 500
+_IN_BRACKETS = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|\]<\][^<>\[\]\s]+\[>\[")
 
 
 class LlguidanceBackend:
@@ -129,11 +130,11 @@ def _bit(token_id: int) -> int:
 
 
 def _control_tokens(vocabulary: Vocabulary) -> dict[str, int]:
-    """Those that a tag can mean by their text: what stands in brackets."""
+    """Those that a tag can mean by their text: what stands in brackets, MiniMax's turned outwards."""
     texts = {
         token_id: vocabulary.token_bytes[token_id].decode("utf-8", "replace") for token_id in vocabulary.special_token_ids
     }
-    return {text: token_id for token_id, text in texts.items() if re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)}
+    return {text: token_id for token_id, text in texts.items() if _IN_BRACKETS.fullmatch(text)}
 
 
 def _choice(choices: Sequence[str]) -> str:

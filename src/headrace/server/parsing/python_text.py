@@ -38,15 +38,8 @@ def _elements(reader: Reader, write: Write, brackets: str, end: str, depth: int)
     reader.take()
     write(brackets[0])
     is_first = True
-    while True:
-        yield from reader.space()
-        if (yield from reader.peek()) == end:
-            break
+    while (yield from reader.another(end, is_first=is_first, may_trail=True)):
         if not is_first:
-            yield from reader.expect(",")
-            yield from reader.space()
-            if (yield from reader.peek()) == end:
-                break
             write(", ")
         is_first = False
         if end == "}":
@@ -58,7 +51,6 @@ def _elements(reader: Reader, write: Write, brackets: str, end: str, depth: int)
             yield from reader.space()
             write(": ")
         yield from python_value(reader, write, depth + 1)
-    reader.take()
     write(brackets[1])
 
 

@@ -182,6 +182,20 @@ class Reader:
                 return literal
         return ""
 
+    def another(self, end: str, *, is_first: bool, may_trail: bool = False) -> Reading[bool]:
+        """Whether another thing follows in a row with commas between. Reads the comma before it, or `end`, the character
+        that ends the row. `may_trail`: a comma may stand before the end."""
+        yield from self.space()
+        char = yield from self.peek()
+        if char != end and not is_first:
+            yield from self.expect(",")
+            yield from self.space()
+            char = (yield from self.peek()) if may_trail else ""
+        if char != end:
+            return True
+        self.take()
+        return False
+
     def until(self, markers: Markers, write: Write) -> Reading[str]:
         """Writes the text before the next marker as it comes, reads the marker and says which it was; empty where the text
         ends without one."""

@@ -22,6 +22,8 @@ class ReasoningFormat:
     """A template that holds all strings of any of these speaks it."""
     is_always_open: bool = False
     """Every answer begins within the reasoning, though the prompt does not show it."""
+    may_begin_closed: bool = False
+    """An answer may begin with the mark that ends the reasoning: there is none."""
     ended_by: tuple[str, ...] = ()
     wrapper: tuple[str, str] | None = None
 
@@ -33,6 +35,7 @@ class ReasoningFormat:
             self.opening,
             self.closing,
             is_open=self.is_begun_by(prompt),
+            may_begin_closed=self.may_begin_closed,
             ended_by=self.ended_by,
             wrapper=self.wrapper,
         )
@@ -60,6 +63,38 @@ FORMATS: dict[str, ReasoningFormat] = {
         closing=("</seed:think>",),
         reason="the tag has a prefix",
         signs=(("seed:think",),),
+    ),
+    "minimax_m3": ReasoningFormat(
+        opening=("<mm:think>",),
+        closing=("</mm:think>",),
+        reason="the tag has a prefix, and where it does not think the model may begin with the closing one",
+        signs=(("<mm:think>",),),
+        may_begin_closed=True,
+    ),
+    "hunyuan": ReasoningFormat(
+        opening=("<think:opensource>",),
+        closing=("</think:opensource>",),
+        reason="the tag says where the weights are from",
+        signs=(("<think{}>", ":opensource"), ("<think:opensource>",)),
+    ),
+    "cohere": ReasoningFormat(
+        opening=("<|START_THINKING|>",),
+        closing=("<|END_THINKING|>",),
+        reason="special tokens of its own; its plans before calls are marked so too",
+        signs=(("<|START_THINKING|>",),),
+    ),
+    "gemma4": ReasoningFormat(
+        opening=("<|channel>thought",),
+        closing=("<channel|>",),
+        reason="a channel with a name",
+        signs=(("<|channel>thought",),),
+    ),
+    "apertus": ReasoningFormat(
+        opening=("<|inner_prefix|>",),
+        closing=("<|inner_suffix|>",),
+        reason="it calls in the midst of its thoughts",
+        signs=(("<|inner_prefix|>",),),
+        ended_by=("<|tools_prefix|>",),
     ),
     "granite": ReasoningFormat(
         opening=_GRANITE_OPENING,
@@ -100,24 +135,26 @@ OTHER_NAMES = {
     "nemotron_v2": "think",
     "kimi_k2_thinking": "kimi_k2",
     "magistral": "mistral",
+    "cohere_command3": "cohere",
+    "hy3": "hunyuan",
 }
 """What other servers call them."""
 
 OFF = "none"
 """The name that turns it off."""
 
-HARMONY = ("harmony", "openai_gptoss", "gpt_oss", "openai")
-"""Named for completeness: the tool format of gpt-oss separates reasoning too."""
+BY_TOOL_FORMAT = ("harmony", "openai_gptoss", "gpt_oss", "openai", "solar", "solar_open")
+"""Named for completeness: the tool formats of gpt-oss and Solar separate reasoning too."""
 
 
 def format_named(name: str) -> ReasoningFormat | None:
     """None for the names that leave it to others. Raises ConfigurationError where there is none of this name."""
-    if name == OFF or name in HARMONY:
+    if name == OFF or name in BY_TOOL_FORMAT:
         return None
     found = FORMATS.get(OTHER_NAMES.get(name, name))
     if found is None:
-        near = suggestion(name, (*FORMATS, *OTHER_NAMES, *HARMONY, OFF))
-        known = ", ".join((*FORMATS, HARMONY[0], OFF))
+        near = suggestion(name, (*FORMATS, *OTHER_NAMES, *BY_TOOL_FORMAT, OFF))
+        known = ", ".join((*FORMATS, BY_TOOL_FORMAT[0], OFF))
         raise ConfigurationError(f"reasoning_parser {name!r} is not known{near} (known: {known})")
     return found
 

@@ -25,15 +25,18 @@ class ReasoningParser:
         closing: Sequence[str],
         *,
         is_open: bool,
+        may_begin_closed: bool = False,
         ended_by: Sequence[str] = (),
         wrapper: tuple[str, str] | None = None,
     ) -> None:
-        """`is_open`: the prompt has begun the reasoning already. `ended_by`: what ends it too, and belongs to the content.
+        """`is_open`: the prompt has begun the reasoning already. `may_begin_closed`: the answer may begin with what ends
+        reasoning, without any. `ended_by`: what ends it too, and belongs to the content.
         `wrapper`: marks around the content that follows reasoning."""
         self._opening = tuple(opening)
         self._closing = tuple(closing)
         self._ends = Markers((*closing, *ended_by))
         self._is_open = is_open
+        self._may_begin_closed = may_begin_closed
         self._wrapper = wrapper
         self._reader = Reader()
         self._sink = Sink(_no_calls)
@@ -57,7 +60,10 @@ class ReasoningParser:
         space = yield from reader.space()
         opened = yield from reader.any_of(self._opening)
         if not opened and not self._is_open:
-            sink.content(space)
+            if self._may_begin_closed and (yield from reader.any_of(self._closing)):
+                sink.markup()
+            else:
+                sink.content(space)
             yield from reader.until(_ANYTHING, sink.content)
             return
         sink.markup()

@@ -23,17 +23,7 @@ class ApertusParser(ToolParser):
     def _calls(self, marker: str) -> Reading[None]:
         reader = self.reader
         yield from reader.space()
-        yield from reader.expect("[")
-        while True:
-            yield from reader.space()
-            yield from self._call()
-            yield from reader.space()
-            if (yield from reader.peek()) == "]":
-                break
-            yield from reader.expect(",")
-            self._next_call()
-        reader.take()
-        reader.settle()
+        yield from self._list_of(self._call)
         yield from reader.space()
         if not (yield from reader.at_end()):
             yield from reader.literal(_SUFFIX)

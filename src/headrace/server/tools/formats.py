@@ -14,18 +14,21 @@ from headrace.server.tools.deepseek import DeepSeekParser
 from headrace.server.tools.functionary import FunctionaryV31Parser, FunctionaryV32Parser
 from headrace.server.tools.gemma4 import Gemma4Parser
 from headrace.server.tools.generic_json import GenericJsonParser
-from headrace.server.tools.glm import GlmParser
+from headrace.server.tools.gigachat import GigaChatParser
+from headrace.server.tools.glm import GlmParser, HunyuanParser
 from headrace.server.tools.granite import GraniteParser
 from headrace.server.tools.harmony import HarmonyParser
 from headrace.server.tools.hermes import HermesParser
 from headrace.server.tools.invocations import DsmlParser, MiniMaxM2Parser
 from headrace.server.tools.kimi_k2 import KimiK2Parser
 from headrace.server.tools.llama3_json import Llama3JsonParser
+from headrace.server.tools.minimax_m3 import MiniMaxM3Parser
 from headrace.server.tools.mistral import MistralParser
 from headrace.server.tools.parser import ToolParser
 from headrace.server.tools.phi4 import Phi4Parser
 from headrace.server.tools.pythonic import PythonicParser
 from headrace.server.tools.qwen3_coder import Qwen3CoderParser
+from headrace.server.tools.solar import SolarParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,13 @@ FORMATS: dict[str, ToolFormat] = {
         is_always_on=True,
         separates_reasoning=True,
     ),
+    "solar": ToolFormat(
+        parser=SolarParser,
+        reason="every message is marked as reasoning, answer or calls",
+        signs=(("<|tool_call:begin|>", "<|think|>"),),
+        is_always_on=True,
+        separates_reasoning=True,
+    ),
     "deepseek": ToolFormat(
         parser=DeepSeekParser,
         reason="V3, R1 and V3.1 mark sections and calls with special tokens; the last leaves out the type and the fence",
@@ -67,6 +77,11 @@ FORMATS: dict[str, ToolFormat] = {
         parser=MiniMaxM2Parser,
         reason="invocations in plain tags inside a block of the maker's name",
         signs=(("<minimax:tool_call>",),),
+    ),
+    "minimax_m3": ToolFormat(
+        parser=MiniMaxM3Parser,
+        reason="arguments as tags all the way down, each behind a mark",
+        signs=(("]<]minimax[>[",),),
     ),
     "cohere": ToolFormat(
         parser=CohereParser,
@@ -88,11 +103,21 @@ FORMATS: dict[str, ToolFormat] = {
         reason="marks like DeepSeek's, with ids that the model numbers itself",
         signs=(("<|tool_calls_section_begin|>",),),
     ),
+    "gigachat": ToolFormat(
+        parser=GigaChatParser,
+        reason="one object behind a mark, or behind a role of its own",
+        signs=(("<|function_call|>", "<|role_sep|>"), ("function call", "<|role_sep|>")),
+    ),
     "mistral": ToolFormat(
         parser=MistralParser,
         reason="one mark before a list of objects, in newer models before each name",
         signs=(("[TOOL_CALLS]",),),
         short_ids=True,
+    ),
+    "hunyuan": ToolFormat(
+        parser=HunyuanParser,
+        reason="GLM's keys and values, in a section, with a mark behind the name",
+        signs=(("<tool_sep{}>", ":opensource"), ("<tool_sep:opensource>",)),
     ),
     "glm": ToolFormat(
         parser=GlmParser,
@@ -156,6 +181,10 @@ OTHER_NAMES = {
     "deepseek_v4": "dsml",
     "minimax": "minimax_m2",
     "cohere_command3": "cohere",
+    "gigachat3": "gigachat",
+    "hunyuan_a13b": "hermes",
+    "hy3": "hunyuan",
+    "solar_open": "solar",
     "functiongemma": "gemma4",
     "gemma": "gemma4",
     "glm45": "glm",

@@ -9,7 +9,7 @@ tools if it is addressed to one, else for the reader. What the header does not e
 
 import re
 
-from headrace.server.parsing.reader import Markers, NotAsExpected, Reading, Write
+from headrace.server.parsing.reader import Markers, NotAsExpected, Reading
 from headrace.server.tools.call_form import CallForm, CallRequest, any_text, each_tool, one_of, sequence, tagged, text
 from headrace.server.tools.parser import NAME, ToolParser
 
@@ -62,7 +62,8 @@ class HarmonyParser(ToolParser):
         else:
             self.reader.withdraw()
             self.sink.new_part()
-            yield from self._body(self.sink.reasoning if channel == "analysis" else self.sink.content)
+            write = self.sink.reasoning if channel == "analysis" else self.sink.content
+            yield from self._message(_BODY_END, _ENDS, write)
 
     def _header(self, marker: str) -> Reading[tuple[str, str]]:
         """The channel, and the tool that is addressed, if one is."""
@@ -88,18 +89,4 @@ class HarmonyParser(ToolParser):
         if not is_known or not NAME.fullmatch(name):
             raise NotAsExpected
         self._commit(name)
-        yield from self._body(self._write_arguments)
-
-    def _body(self, write: Write) -> Reading[None]:
-        """Up to the mark that ends the message; one that begins another is left to be read as such."""
-        reader = self.reader
-        while True:
-            text, found = reader.take_before(_BODY_END)
-            if text:
-                write(text)
-            if found:
-                yield from reader.any_of(_ENDS)
-                return
-            if reader.ended:
-                return
-            yield
+        yield from self._message(_BODY_END, _ENDS, self._write_arguments)

@@ -50,7 +50,7 @@ class JsonCallParser(ToolParser):
         while True:
             yield from reader.space()
             if (yield from reader.peek()) == "[":
-                yield from self._list()
+                yield from self._list_of(self._object)
             else:
                 yield from self._object()
             if (yield from self._is_last()):
@@ -71,20 +71,6 @@ class JsonCallParser(ToolParser):
             raise NotAsExpected
         return False
 
-    def _list(self) -> Reading[None]:
-        reader = self.reader
-        yield from reader.expect("[")
-        while True:
-            yield from reader.space()
-            yield from self._object()
-            yield from reader.space()
-            if (yield from reader.peek()) == "]":
-                reader.take()
-                reader.settle()
-                return
-            yield from reader.expect(",")
-            self._next_call()
-
     def _object(self) -> Reading[None]:
         call = _Call()
         yield from self._members(call, is_nested=False)
@@ -100,14 +86,7 @@ class JsonCallParser(ToolParser):
         reader = self.reader
         yield from reader.expect("{")
         is_first = True
-        while True:
-            yield from reader.space()
-            if (yield from reader.peek()) == "}":
-                reader.take()
-                return
-            if not is_first:
-                yield from reader.expect(",")
-                yield from reader.space()
+        while (yield from reader.another("}", is_first=is_first)):
             is_first = False
             key = yield from self._one_of(_KEYS)
             yield from reader.space()

@@ -5,12 +5,12 @@ or is markup of a call that has been shown, or goes back into the text. Nothing 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from headrace.server.parsing.events import Event, Sink
 from headrace.server.parsing.json_text import escaped
-from headrace.server.parsing.reader import Markers, NotAsExpected, Reader, Reading, TextEnded
+from headrace.server.parsing.reader import Markers, NotAsExpected, Reader, Reading, TextEnded, Write
 from headrace.server.tools.call_form import CallForm, CallRequest
 from headrace.server.tools.schemas import Tools
 
@@ -120,6 +120,31 @@ class ToolParser:
             raise
         self._write_arguments(f'{beginning}": ')
         return name
+
+    def _list_of(self, call: Callable[[], Reading[None]]) -> Reading[None]:
+        """One call or more in brackets."""
+        reader = self.reader
+        yield from reader.expect("[")
+        yield from reader.space()
+        yield from call()
+        while (yield from reader.another("]", is_first=False)):
+            self._next_call()
+            yield from call()
+        reader.settle()
+
+    def _message(self, ends: Markers, closers: Sequence[str], write: Write) -> Reading[None]:
+        """Writes the text up to a mark that ends it. The mark is read if it closes; one that begins something else stays."""
+        reader = self.reader
+        while True:
+            text, found = reader.take_before(ends)
+            if text:
+                write(text)
+            if found:
+                yield from reader.any_of(closers)
+                return
+            if reader.ended:
+                return
+            yield
 
     def _next_call(self) -> None:
         """A further call may begin here: what is read from now on is owed again."""

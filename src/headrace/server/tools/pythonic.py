@@ -50,17 +50,7 @@ class PythonicParser(UnmarkedCallParser):
     def _calls(self, marker: str) -> Reading[None]:
         reader = self.reader
         yield from reader.space()
-        yield from reader.expect("[")
-        while True:
-            yield from reader.space()
-            yield from self._call()
-            yield from reader.space()
-            if (yield from reader.peek()) == "]":
-                break
-            yield from reader.expect(",")
-            self._next_call()
-        reader.take()
-        reader.settle()
+        yield from self._list_of(self._call)
         if marker:
             yield from reader.space()
             yield from reader.any_of(self.closers)
@@ -74,20 +64,11 @@ class PythonicParser(UnmarkedCallParser):
         self._commit(name)
         self._write_arguments("{")
         is_first = True
-        while True:
-            yield from reader.space()
-            if (yield from reader.peek()) == ")":
-                break
-            if not is_first:
-                yield from reader.expect(",")
-                yield from reader.space()
-                if (yield from reader.peek()) == ")":
-                    break
+        while (yield from reader.another(")", is_first=is_first, may_trail=True)):
             yield from self._argument_name(_KEYWORD, "=", is_first=is_first)
             yield from reader.space()
             yield from python_value(reader, self._write_arguments)
             is_first = False
-        reader.take()
         self._write_arguments("}")
 
 

@@ -8,7 +8,8 @@
     </function>
     </tool_call>
 
-Models leave out the outer tag at times.
+Models leave out the outer tag at times. Seed-OSS calls it `<seed:tool_call>` and writes values without line breaks around
+them.
 """
 
 import re
@@ -21,7 +22,8 @@ _FUNCTION = "<function="
 _FUNCTION_END = "</function>"
 _PARAMETER = "<parameter="
 _PARAMETER_END = "</parameter>"
-_TAGS = ("<tool_call>", "<seed:tool_call>")
+_SEED_TAG = "<seed:tool_call>"
+_TAGS = ("<tool_call>", _SEED_TAG)
 _END_TAGS = ("</tool_call>", "</seed:tool_call>")
 _NAME_RUN = re.compile(r"[^<>\n]+")
 _VALUE_END = Markers((_PARAMETER_END,))
@@ -31,13 +33,11 @@ class Qwen3CoderParser(TaggedArgumentParser):
     markers = (*_TAGS, _FUNCTION)
     shown_tokens = _END_TAGS
     value_end = _PARAMETER_END
-    trims_line_breaks = True
 
     @classmethod
     def form(cls, asked: CallRequest) -> CallForm | None:
         tag, end_tag = next((pair for pair in zip(_TAGS, _END_TAGS, strict=True) if pair[0] in asked.template), ("", ""))
-        # Seed-OSS writes values without line breaks around them, which are read as part of the format all the same.
-        line_break = "" if tag == "<seed:tool_call>" else "\n"
+        line_break = "" if tag == _SEED_TAG else "\n"
         calls = cls._tagged(
             asked,
             lambda one, value: sequence(
@@ -53,6 +53,7 @@ class Qwen3CoderParser(TaggedArgumentParser):
 
     def _calls(self, marker: str) -> Reading[None]:
         reader = self.reader
+        self.trims_line_breaks = marker != _SEED_TAG
         if marker != _FUNCTION:
             yield from reader.space()
             yield from reader.expect(_FUNCTION)

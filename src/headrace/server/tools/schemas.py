@@ -31,11 +31,25 @@ class Tools:
     def names(self) -> Sequence[str]:
         return tuple(self._schemas)
 
+    def schema(self, tool: str) -> Mapping[str, Any]:
+        """Of its arguments; empty where there is none."""
+        return self._schemas.get(tool, {})
+
     def types(self, tool: str, argument: str) -> frozenset[str]:
         """What the schema says the argument may be; empty where it does not say."""
-        root = self._schemas.get(tool, {})
-        properties = root.get("properties")
-        return types_of(properties.get(argument) if isinstance(properties, Mapping) else None, root)
+        root = self.schema(tool)
+        return types_of(part_of(root, root, argument), root)
+
+
+def part_of(schema: Any, root: Mapping[str, Any], name: str | None) -> Any:
+    """What a schema inside `root` says of a property, or, without a name, of a list's items; None where nothing."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping):
+        return None
+    if name is None:
+        return schema.get("items")
+    properties = schema.get("properties")
+    return properties.get(name) if isinstance(properties, Mapping) else None
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:

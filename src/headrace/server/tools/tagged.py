@@ -12,7 +12,7 @@ from headrace.server.parsing.reader import Markers, Reading, TextEnded, Write
 from headrace.server.tools.call_form import CallRequest, Format, json_value, one_of, sequence, text
 from headrace.server.tools.named_arguments import Argument, bare_text, named_arguments
 from headrace.server.tools.parser import MAX_NAME, ToolParser
-from headrace.server.tools.schemas import json_of
+from headrace.server.tools.schemas import Tools, json_of
 
 Frame = Callable[[str], tuple[str, str]]
 """What stands before and behind the arguments of a call, by the tool's name."""
@@ -24,8 +24,11 @@ class TaggedArgumentParser(ToolParser):
     """Reads values in marks."""
 
     value_end: ClassVar[str]
-    trims_line_breaks = False
-    """One line break at each end of a value is the format's."""
+
+    def __init__(self, tools: Tools, new_call_id: Callable[[], str]) -> None:
+        super().__init__(tools, new_call_id)
+        self.trims_line_breaks = False
+        """One line break at each end of a value is the format's."""
 
     @classmethod
     def _tagged(cls, asked: CallRequest, write: Callable[[Argument, Format], Format], frame: Frame) -> Format | None:
