@@ -105,5 +105,21 @@ class BlockPoolMachine(RuleBasedStateMachine):
             assert self.pool.is_retained(BlockId(block_id)) == (block_id in self.retained)
 
 
+def test_content_that_is_wanted_again_and_again_keeps_the_order_of_releases_and_costs_no_memory() -> None:
+    evicted: list[BlockId] = []
+    pool = BlockPool(NUM_BLOCKS, evicted.extend)
+    hot, cold = pool.allocate(3), pool.allocate(NUM_BLOCKS - 3)
+    pool.retain([*hot, *cold])
+    pool.release(cold)
+    for _ in range(10 * NUM_BLOCKS):
+        pool.release(hot)
+        pool.share(hot)
+    pool.release(hot)
+    pool.check_integrity([])
+    assert sum(len(batch.block_ids) for batch in pool._line) <= 2 * NUM_BLOCKS
+    pool.allocate(NUM_BLOCKS)
+    assert evicted == [*cold, *hot]
+
+
 TestBlockPool = BlockPoolMachine.TestCase
 TestBlockPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -35,6 +35,8 @@ EOS = 7
 class Log(Observer):
     def __init__(self) -> None:
         self.lines: list[bytes] = []
+        self.looks: list[bytes] = []
+        """What the engine said of itself in the middle of things, when somebody looked and changed nothing."""
         self.num_steps_in_runs = 0
 
     def planned(self, now: Nanos, plan: StepPlan) -> None:
@@ -69,6 +71,9 @@ def rehearse(seed: int, config: SchedulerConfig, cost: StepCost, *, takes_runs: 
     executor = SimExecutor(worker=AnswerWorker(VOCAB_SIZE), cost=slowed, clock=clock, events=events)
     replica = SimReplica(core=core, executor=executor, clock=clock, events=events, observer=log, takes_runs=takes_runs)
 
+    def look() -> None:
+        log.looks.append(msgspec.msgpack.encode(replica.stats()))
+
     def slow_down(percent: int) -> None:
         slowed.slowdown_percent = percent
 
@@ -93,6 +98,8 @@ def rehearse(seed: int, config: SchedulerConfig, cost: StepCost, *, takes_runs: 
         if rng.random() < 0.1:
             change = partial(replica.change_cost, partial(slow_down, rng.choice([50, 100, 333])))
             events.schedule(Nanos(now + rng.randrange(200_000)), Rank.MESSAGE, change)
+        for moment in [now + rng.randrange(200_000) for _ in range(rng.randrange(4))]:
+            events.schedule(Nanos(moment), Rank.MESSAGE, look)
     while events:
         events.run_next()
         core.check_integrity()
@@ -126,6 +133,7 @@ def assert_equal(one: Log, other: Log) -> None:
     for index, (left, right) in enumerate(zip(one.lines, other.lines, strict=False)):
         assert left == right, f"line {index}: {msgspec.msgpack.decode(left)} is not {msgspec.msgpack.decode(right)}"
     assert len(one.lines) == len(other.lines)
+    assert one.looks == other.looks
 
 
 @settings(max_examples=150, deadline=None)

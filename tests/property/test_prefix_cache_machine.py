@@ -9,6 +9,8 @@ from headrace.engine.mind.block_hashing import chain
 from headrace.engine.mind.prefix_cache import PrefixCache
 
 BLOCK_SIZE = 2
+MOST_STEPS = 30
+MOST_BLOCKS = 4 * MOST_STEPS
 Beginning = tuple[str, str, tuple[int, ...]]  # adapter, salt, tokens
 
 tokens = st.lists(st.integers(0, 2), min_size=BLOCK_SIZE, max_size=8).map(
@@ -20,7 +22,7 @@ owners = st.tuples(st.sampled_from(["", "a"]), st.sampled_from(["", "a", "b"]))
 class PrefixCacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.cache = PrefixCache(b"identity")
+        self.cache = PrefixCache(b"identity", MOST_BLOCKS)
         self.known: dict[Beginning, BlockId] = {}
         self.computing: dict[Beginning, SequenceId] = {}
         self.next_block = 0
@@ -88,4 +90,4 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 TestPrefixCache = PrefixCacheMachine.TestCase
-TestPrefixCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPrefixCache.settings = settings(max_examples=60, stateful_step_count=MOST_STEPS, deadline=None)

@@ -137,7 +137,9 @@ def _forget_the_cancelled(core: RouterCore, request_id: RequestId) -> list[objec
 def _keep_evicted_names(cache: PrefixCache, block_ids: Iterable[BlockId]) -> None:
     """The cache goes on knowing content that is about to be overwritten."""
     for block_id in block_ids:
-        block_hash = cache._hash_of.pop(block_id)
+        block_hash = cache._hash_of[block_id]
+        assert block_hash is not None
+        cache._hash_of[block_id] = None
         if block_hash[0] % 2:
             del cache._block_of[block_hash]
 

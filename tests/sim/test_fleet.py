@@ -312,6 +312,13 @@ def test_every_rule_holds_under_faults(case: str, seed: int) -> None:
     assert run_case(seed, case).num_requests >= 30
 
 
+@pytest.mark.parametrize("case", ["messages", "everything"])
+def test_what_was_written_in_steps_taken_together_is_known_to_be_its_writers(case: str) -> None:
+    """In this fleet a preempted sequence finds, in its cache, blocks that it wrote in such steps, where another tenant had
+    written before."""
+    assert run_case(93, case).num_requests >= 30
+
+
 def test_a_case_is_reproduced_by_its_seed() -> None:
     assert run_case(5, "everything") == run_case(5, "everything") != run_case(6, "everything")
 

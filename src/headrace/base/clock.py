@@ -20,15 +20,17 @@ class ManualClock:
     """A clock for tests and rehearsal: it stands still until advanced."""
 
     def __init__(self, start: int = 0) -> None:
-        self._now = start
+        self._now = Nanos(start)
 
     def now(self) -> Nanos:
-        return Nanos(self._now)
+        return self._now
 
     def advance(self, duration: int) -> Nanos:
         assert duration >= 0, f"time cannot run backwards (asked for {duration} ns)"
-        self._now += duration
-        return Nanos(self._now)
+        self._now = Nanos(self._now + duration)
+        return self._now
 
-    def advance_to(self, moment: int) -> Nanos:
-        return self.advance(moment - self._now)
+    def advance_to(self, moment: Nanos) -> Nanos:
+        assert moment >= self._now, f"time cannot run backwards (asked for {moment - self._now} ns)"
+        self._now = moment
+        return moment

@@ -26,7 +26,7 @@ class AnswerWorker:
             self._starts.pop(sequence_id, None)
         for new in plan.new_sequences:
             self._starts[new.sequence_id] = self._start(new.sampling.seed, new.sample_index)
-        return StepResult(plan.step_id, tuple(self._sample(entry) for entry in plan.scheduled))
+        return StepResult(plan.step_id, tuple([self._sample(entry) for entry in plan.scheduled]))
 
     def foretell(self, sequence: SequenceState, count: int) -> Sequence[int]:
         """The tokens that come next."""

@@ -5,11 +5,9 @@ prompts, patience and moments; does not know replicas.
 """
 
 import hashlib
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import sub
 from typing import cast
 
 import msgspec
@@ -101,7 +99,6 @@ class Clients:
         self._arrivals = iter(sorted(first, key=lambda asked: asked.at_s))
         self._await_next()
 
-    @property
     def is_done(self) -> bool:
         return len(self.records) == self._num_expected
 
@@ -197,24 +194,23 @@ class Clients:
         one = self._open.get(request_id)
         if one is None:
             return
-        now, chunks, times = self.clock.now(), finish.chunks, finish.times
+        now, times = self.clock.now(), finish.times
         is_whole = finish.reason in (FinishReason.STOP, FinishReason.LENGTH)
         first = None
-        if chunks:
+        if finish.num_tokens:
             # Tokens keep the pace at which they were sent; what came out of turn on the way is put in order.
-            latest = Nanos(now - (chunks[-1] - chunks[0]))
+            latest = Nanos(now - (finish.last_token - finish.first_token))
             first = latest if one.first_token is None else min(one.first_token, latest)
-        gaps = cast("tuple[Nanos, ...]", array("q", map(sub, chunks[1:], chunks)))  # many times smaller than a tuple
         record = RequestRecord(
             request_id=one.asked.request_id,
             intended_ns=one.intended,
             sent_ns=one.intended,
             headers_ns=first,
             first_chunk_ns=first,
-            gaps_ns=gaps,
+            gaps_ns=cast("tuple[Nanos, ...]", finish.gaps),
             finished_ns=now,
             num_prompt_tokens=one.routed.num_prompt_tokens,
-            num_output_tokens=len(chunks),
+            num_output_tokens=finish.num_tokens,
             num_cached_tokens=finish.num_cached_tokens,
             queued_ns=None if times is None else Nanos(times.scheduled - times.arrived),
             finish_reason=str(finish.reason),

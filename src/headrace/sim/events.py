@@ -51,3 +51,13 @@ class EventQueue:
         moment, _, _, _, action = heapq.heappop(self._heap)
         self._clock.advance_to(moment)
         action()
+
+    def run(self, num_events: int, is_done: Callable[[], bool]) -> None:
+        """The next so many events, or fewer, if it `is_done` after one of them. As `run_next`, with less ado."""
+        heap, take, advance_to = self._heap, heapq.heappop, self._clock.advance_to
+        for _ in range(num_events):
+            moment, _, _, _, action = take(heap)
+            advance_to(moment)
+            action()
+            if is_done():
+                return

@@ -6,7 +6,9 @@ A run of steps that are known beforehand can be taken out of its hands (`pause`)
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from headrace.base.clock import Clock, Nanos
 from headrace.engine.mind.step import StepPlan, StepResult
@@ -20,7 +22,7 @@ class Worker(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
 
-class RunningStep(NamedTuple):
+class RunningStep(msgspec.Struct, frozen=True):
     ends: Nanos
     plan: StepPlan
     done: Callable[[StepResult], None]

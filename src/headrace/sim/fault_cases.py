@@ -128,7 +128,7 @@ def run_case(seed: int, name: str, *, num_requests: int = 30) -> CaseOutcome:
 def _run(fleet: Fleet, invariants: FleetInvariants, *, until_done: bool, limit: Nanos) -> None:
     """Event by event, every rule after each."""
     count = 0
-    while not (until_done and fleet.clients.is_done):
+    while not (until_done and fleet.clients.is_done()):
         if fleet.events.next_moment > limit:
             assert not until_done, f"{fleet.clients.num_open} requests have not ended within {_BOUND_S:.0f} s of the healing"
             return

@@ -16,7 +16,7 @@ from headrace.base.clock import ManualClock, Nanos
 from headrace.base.rng import stream
 from headrace.base.units import NANOS_PER_SECOND, nanos
 from headrace.engine.mind.block_hashing import BlockHasher
-from headrace.engine.mind.prefix_cache import PrefixCache
+from headrace.engine.mind.prefix_cache import root_hash
 from headrace.measure.report.record import RequestRecord, Run, RunFacts
 from headrace.measure.workload.request import ChatPrompt, Workload, WorkloadRequest
 from headrace.router.mind.profile import profile_for
@@ -107,7 +107,7 @@ class Fleet:
                 engine_block_size=next(iter(spec.pools.values())).scheduler.block_size,
             ),
             how.cache_salt,
-            lambda salt: PrefixCache(IDENTITY_DIGEST).root(adapter="", cache_salt=salt),
+            lambda salt: root_hash(IDENTITY_DIGEST, adapter="", cache_salt=salt),
             self._answered,
         )
         self.hosts: dict[str, ReplicaHost] = {}
@@ -153,12 +153,9 @@ class Fleet:
     def run(self, facts: RunFacts) -> FleetOutcome:
         """Until every client has its answer or has given up. `facts` says what the run is called."""
         self.begin()
-        run_next, clients, news = self.events.run_next, self.clients, self._how.on_progress
-        while not clients.is_done:
-            for _ in range(_EVENTS_BETWEEN_NEWS):
-                run_next()
-                if clients.is_done:
-                    break
+        clients, news = self.clients, self._how.on_progress
+        while not clients.is_done():
+            self.events.run(_EVENTS_BETWEEN_NEWS, clients.is_done)
             if news is not None:
                 num_ended, num_open = len(clients.records), clients.num_open
                 news(Progress(self.clock.now(), num_ended, num_ended + num_open, self.events.num_scheduled))
@@ -203,7 +200,7 @@ class Fleet:
                     times.first_token,
                     times.finished,
                     finish.num_cached_tokens,
-                    len(finish.chunks),
+                    finish.num_tokens,
                 )
             )
 

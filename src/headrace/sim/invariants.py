@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from headrace.base.ids import BlockId, RequestId, SequenceId
 from headrace.engine.mind.config import SchedulerConfig
+from headrace.engine.mind.decode_run import DecodeRun
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.step import StepPlan
 from headrace.sim.watch import Watch
@@ -89,6 +90,11 @@ class FleetInvariants(Watch):
         check_step(plan, config)
         self._tenants[replica].note(plan, config.block_size, self._salt_of)
 
+    def ran(self, replica: str, run: DecodeRun) -> None:
+        self.touched[replica] = None
+        assert len(run.sequences) <= self._configs[replica].max_num_seqs, "too many sequences at once"
+        self._tenants[replica].note_run(run)
+
     def lost_cache(self, replica: str) -> None:
         self._tenants[replica] = _Tenants()
 
@@ -118,3 +124,10 @@ class _Tenants:
                     assert self._writer[block_id] == salt, f"sequence {entry.sequence_id} reads another tenant's block"
             for block_id in table[first_written:]:
                 self._writer[block_id] = salt
+
+    def note_run(self, run: DecodeRun) -> None:
+        """Steps that were taken together write, too."""
+        for growth in run.growths:
+            sequence_id = run.sequences[growth.sequence_index].sequence_id
+            self._tables[sequence_id][growth.block_offset : growth.block_offset + 1] = [growth.block_id]
+            self._writer[growth.block_id] = self._salts[sequence_id]

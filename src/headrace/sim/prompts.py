@@ -7,31 +7,38 @@ of its tokens, but who has hashed a segment after a certain beginning once need 
 
 import hashlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import cast, overload
 
 from headrace.base.ids import BlockHash
 from headrace.base.rng import stream
-from headrace.engine.mind.block_hashing import ContentHasher, chain_of
+from headrace.engine.mind.block_hashing import ContentHasher, chain_of, chain_of_equals
 from headrace.measure.workload.request import Segment
+
+_SegmentName = tuple[BlockHash, str, int, int, int]
+"""What precedes it, its key, its number of tokens, the block's size, the seed."""
 
 _CHARACTERS_PER_TOKEN = 4
 """Text has no tokens here, so this stands in for a tokenizer; equal beginnings of texts are equal beginnings of tokens."""
 
 _PERIOD = 16
+_new_segment_hash = hashlib.blake2b(digest_size=2 * _PERIOD).copy
+
 _MAX_REMEMBERED = 200_000
+"""Segments; half of them may be forgotten at once."""
 
 
 class SegmentedPrompt(Sequence[int]):
     """The tokens of segments, one after another. Fewer tokens of a name are the beginning of more of them."""
 
-    __slots__ = ("_num_tokens", "seed", "segments")
+    __slots__ = ("_num_tokens", "hashes", "seed", "segments")
 
     def __init__(self, segments: tuple[Segment, ...], seed: int) -> None:
         self.segments = segments
         self.seed = seed
-        self._num_tokens = sum(segment.num_tokens for segment in segments)
+        self._num_tokens = sum([segment.num_tokens for segment in segments])
+        self.hashes: tuple[BlockHash, int, list[BlockHash]] | None = None
+        """What a hasher last made of it: the root, the block's size, the hashes. Router and replica ask for the same."""
 
     def __len__(self) -> int:
         return self._num_tokens
@@ -70,45 +77,60 @@ class SegmentedPrompt(Sequence[int]):
 
 def segment_tokens(seed: int, key: str, num_tokens: int) -> bytes:
     """Token ids, 4 bytes each: sixteen that depend on seed and name, over and over."""
-    digest = hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=2 * _PERIOD).digest()
-    period = array("I", array("H", digest)).tobytes()
+    hasher = _new_segment_hash()
+    hasher.update(f"{seed}/{key}".encode())
+    period = array("I", array("H", hasher.digest())).tobytes()
+    if num_tokens % _PERIOD == 0:
+        return period * (num_tokens // _PERIOD)
     return (period * -(-num_tokens // _PERIOD))[: 4 * num_tokens]
 
 
 class SegmentHasher:
-    """A BlockHasher that knows segments again. What was asked for longest ago is forgotten."""
+    """A BlockHasher that knows segments again. What was not asked for lately is forgotten."""
 
     def __init__(self) -> None:
         self._content = ContentHasher()
-        self._known: OrderedDict[tuple[bytes, int, str, int, int], list[BlockHash]] = OrderedDict()
+        self._known: dict[_SegmentName, list[BlockHash]] = {}
+        self._known_before: dict[_SegmentName, list[BlockHash]] = {}
+        """What is not asked for while as much again comes to be known is dropped with it."""
 
     def prompt_hashes(self, root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
         if not isinstance(token_ids, SegmentedPrompt):
             return self._content.prompt_hashes(root, token_ids, block_size)
+        made = token_ids.hashes
+        if made is None or made[:2] != (root, block_size):
+            made = token_ids.hashes = root, block_size, self._of_segments(root, token_ids, block_size)
+        return list(made[2])
+
+    def _of_segments(self, root: BlockHash, prompt: SegmentedPrompt, block_size: int) -> list[BlockHash]:
         hashes: list[BlockHash] = []
-        parent, seed, rest = root, token_ids.seed, b""
-        for key, num_tokens in ((segment.key, segment.num_tokens) for segment in token_ids.segments):
+        parent, seed, rest, known = root, prompt.seed, b"", self._known
+        for segment in prompt.segments:
+            key, num_tokens = segment.key, segment.num_tokens
             if rest or num_tokens % block_size:  # not a number of whole blocks: nobody will ask for just this again
                 tokens = rest + segment_tokens(seed, key, num_tokens)
                 new = chain_of(parent, tokens, block_size)
                 rest = tokens[4 * block_size * len(new) :]
             else:
-                new = self._of_whole_blocks(parent, seed, key, num_tokens, block_size)
+                name = parent, key, num_tokens, block_size, seed
+                new = known.get(name) or self._of_whole_blocks(name)
             if new:
                 hashes += new
                 parent = new[-1]
+        if len(known) > _MAX_REMEMBERED // 2:
+            self._known, self._known_before = {}, known
         return hashes
 
-    def _of_whole_blocks(self, parent: BlockHash, seed: int, key: str, num_tokens: int, block_size: int) -> list[BlockHash]:
-        known, name = self._known, (parent, seed, key, num_tokens, block_size)
-        found = known.get(name)
-        if found is not None:
-            known.move_to_end(name)
-            return found
-        made = known[name] = chain_of(parent, segment_tokens(seed, key, num_tokens), block_size)
-        if len(known) > _MAX_REMEMBERED:
-            known.popitem(last=False)
-        return made
+    def _of_whole_blocks(self, name: _SegmentName) -> list[BlockHash]:
+        found = self._known_before.get(name)
+        if found is None:
+            parent, key, num_tokens, block_size, seed = name
+            if block_size % _PERIOD:
+                found = chain_of(parent, segment_tokens(seed, key, num_tokens), block_size)
+            else:
+                found = chain_of_equals(parent, segment_tokens(seed, key, block_size), num_tokens // block_size)
+        self._known[name] = found
+        return found
 
 
 def stand_in_tokens(text: str, vocab_size: int) -> list[int]:

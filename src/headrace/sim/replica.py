@@ -17,6 +17,7 @@ from headrace.engine.mind.decode_run import DecodeRun
 from headrace.engine.mind.engine_core import EngineCore
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.sequence import SequenceState
+from headrace.engine.mind.stats import EngineStats
 from headrace.engine.mind.step import StepPlan, StepResult
 from headrace.engine.mind.update import RequestUpdate
 from headrace.sim.events import EventQueue, Rank
@@ -102,8 +103,11 @@ class SimReplica:
     def catch_up(self) -> None:
         """The mind knows all that has happened before this moment."""
         if self._run is not None:
-            now = self._clock.now()
-            self._take(bisect_left(self._run.ends, now, 0, self._run.num_steps))
+            self._take(self._num_ended())
+
+    def stats(self) -> EngineStats:
+        """As of this moment. Whoever only looks does not break the run in two."""
+        return self.core.stats(num_repeats=self._num_ended() - self._num_taken if self._run is not None else 0)
 
     def change_cost(self, change: Callable[[], None]) -> None:
         """Steps that are planned from now on cost what they do after `change`."""
@@ -174,6 +178,11 @@ class SimReplica:
         self._executor.resume(
             RunningStep(Nanos(end), plan, self._completion(plan)) for end, plan in zip(ends, in_flight, strict=True)
         )
+
+    def _num_ended(self) -> int:
+        """The run's steps that have ended before this moment."""
+        assert self._run is not None
+        return bisect_left(self._run.ends, self._clock.now(), 0, self._run.num_steps)
 
     def _take(self, num_taken: int) -> None:
         """Takes the steps of the run up to this number, those that were taken before included."""

@@ -4,9 +4,11 @@ Knows its own life and what the router told it. The replica inside is `SimReplic
 `DispatchGate`. What it sends goes over the network.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import sub
 from typing import TYPE_CHECKING
 
 from headrace.base.clock import Clock, Nanos
@@ -44,8 +46,12 @@ class Generation:
 
     client_request_id: RequestId
     number: int
-    chunks: list[int] = field(default_factory=list)
-    """When each of its tokens was there."""
+    first_token: int = 0
+    last_token: int = 0
+    """When those were there, if any was."""
+    num_tokens: int = 0
+    gaps: "array[int]" = field(default_factory=lambda: array("q"))
+    """From each token to the next, in nanoseconds: many times smaller than a list."""
     token_ids: list[int] = field(default_factory=list)
     """The tokens, where somebody wants to see them."""
 
@@ -53,13 +59,33 @@ class Generation:
     def name(self) -> tuple[RequestId, int]:
         return self.client_request_id, self.number
 
+    def note_token(self, now: int) -> None:
+        if self.num_tokens:
+            self.gaps.append(now - self.last_token)
+        else:
+            self.first_token = now
+        self.last_token = now
+        self.num_tokens += 1
+
+    def note_run(self, ends: Sequence[int], gaps: "array[int]") -> None:
+        """A token at each of these moments, after the first. `gaps`: those between them."""
+        self.gaps.append(ends[0] - self.last_token)
+        self.gaps.extend(gaps)
+        self.last_token = ends[-1]
+        self.num_tokens += len(ends)
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The end of a generation, as its replica tells it."""
 
     replica: str
-    chunks: Sequence[int]
+    first_token: int
+    last_token: int
+    """When those were there, if any was."""
+    num_tokens: int
+    gaps: "array[int]"
+    """From each token to the next, in nanoseconds."""
     token_ids: Sequence[int]
     reason: FinishReason
     num_cached_tokens: int
@@ -261,10 +287,7 @@ class ReplicaHost(Observer):
 
     def stats(self) -> EngineStats | None:
         """As of this moment; None while no process is there."""
-        if self._replica is None:
-            return None
-        self._replica.catch_up()
-        return self._replica.core.stats()
+        return None if self._replica is None else self._replica.stats()
 
     def report(self) -> None:
         if self._gate is None or (stats := self.stats()) is None:
@@ -289,24 +312,26 @@ class ReplicaHost(Observer):
             is_sent = bool(update.new_token_ids) or update.finish_reason is not None
             seen = self._front_end.deliver(now) if self._front_end is not None and is_sent else now
             if update.new_token_ids:
-                if not generation.chunks:
+                if not generation.num_tokens:
                     self._send(generation, partial(self._router.first_token, *generation.name, seen), at=seen)
-                generation.chunks.append(seen)
+                generation.note_token(seen)
                 if self._around.keeps_tokens:
                     generation.token_ids += update.new_token_ids
             if update.finish_reason is not None:
                 self._finish(update.request_id, generation, update, at=seen)
 
     def ran(self, run: DecodeRun, ends: Sequence[int]) -> None:
+        self._around.watch.ran(self.name, run)
         generations = [self._generations[sequence.request.request_id] for sequence in run.sequences]
         front_end = self._front_end
         if front_end is not None:
             for end in ends:
                 for generation in generations:
-                    generation.chunks.append(front_end.deliver(Nanos(end)))
+                    generation.note_token(front_end.deliver(Nanos(end)))
+        gaps = array("q", map(sub, ends[1:], ends))
         for sequence, generation in zip(run.sequences, generations, strict=True):
             if front_end is None:
-                generation.chunks += ends
+                generation.note_run(ends, gaps)
             if self._around.keeps_tokens:
                 generation.token_ids += sequence.output_token_ids[-run.num_steps :]
 
@@ -319,7 +344,10 @@ class ReplicaHost(Observer):
         del self._generations[engine_request_id]
         finish = Finish(
             replica=self.name,
-            chunks=generation.chunks,
+            first_token=generation.first_token,
+            last_token=generation.last_token,
+            num_tokens=generation.num_tokens,
+            gaps=generation.gaps,
             token_ids=generation.token_ids,
             reason=update.finish_reason,
             num_cached_tokens=update.num_cached_tokens,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.base.errors import ConfigurationError
 from headrace.base.rng import stream
 from headrace.engine.mind.block_hashing import chain
-from headrace.engine.mind.prefix_cache import PrefixCache
+from headrace.engine.mind.prefix_cache import root_hash
 from headrace.measure.workload.arrivals import arrival_times, ramp_times
 from headrace.measure.workload.lengths import Empirical, Fixed, LogNormal, Uniform, parse_lengths
 from headrace.measure.workload.prompts import (
@@ -237,13 +237,13 @@ def test_the_engines_own_hashes_find_in_a_traces_tokens_what_its_block_hashes_sa
     """Real tokens, hashed as the prefix cache hashes them, on a cache without limits."""
     with (TRACES / "mooncake" / "synthetic_trace.jsonl").open("rb") as file:
         requests = read_mooncake(file)[:150]
-    cache = PrefixCache(b"test")
+    root = root_hash(b"test", adapter="", cache_salt="")
     known: set[bytes] = set()
     num_found = num_blocks = 0
     for request in requests:
         assert isinstance(request.prompt, TokenPrompt)
         tokens = token_ids(request.prompt.segments, seed=0, vocab_size=8000)
-        parent = cache.root(adapter="", cache_salt="")
+        parent = root
         for start in range(0, len(tokens), 512):
             parent = chain(parent, tokens[start : start + 512])
             num_blocks += 1

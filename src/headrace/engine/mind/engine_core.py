@@ -160,20 +160,24 @@ class EngineCore:
         """Forgets all cached KV: after a change of weights, or to measure without it."""
         self._scheduler.kv.reset_prefix_cache()
 
-    def stats(self) -> EngineStats:
+    def stats(self, *, num_repeats: int = 0) -> EngineStats:
+        """Of now, or of after `repeat_steps` of so many steps, without taking them."""
         scheduler, pool = self._scheduler, self._scheduler.kv.pool
+        num_new = scheduler.kv.num_new_blocks(scheduler.running, num_repeats) if num_repeats else 0
+        num_evicted = max(0, num_new - pool.num_free)
+        num_in_use = pool.num_referenced + num_new
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            kv_cache_usage=pool.num_referenced / pool.num_blocks,
-            num_blocks_in_use=pool.num_referenced,
-            num_blocks_cached=pool.num_evictable,
+            kv_cache_usage=num_in_use / pool.num_blocks,
+            num_blocks_in_use=num_in_use,
+            num_blocks_cached=pool.num_evictable - num_evicted,
             num_preemptions=scheduler.num_preemptions,
-            num_evictions=pool.num_evictions,
+            num_evictions=pool.num_evictions + num_evicted,
             prefix_cache_queries=scheduler.kv.num_prefix_queries,
             prefix_cache_hits=scheduler.kv.num_prefix_hits,
-            num_steps=self._num_steps,
-            num_tokens_computed=self._num_tokens_computed,
+            num_steps=self._num_steps + num_repeats,
+            num_tokens_computed=self._num_tokens_computed + num_repeats * len(scheduler.running),
         )
 
     def check_integrity(self) -> None:

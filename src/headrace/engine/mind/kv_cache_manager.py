@@ -6,7 +6,8 @@ takes a copy first. It does not decide who gets blocks.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from headrace.base.ids import BlockId
 from headrace.engine.mind.block_hashing import BlockHasher, chain
@@ -15,7 +16,7 @@ from headrace.engine.mind.prefix_cache import PrefixCache
 from headrace.engine.mind.sequence import SequenceState, Status
 
 
-class Beginning(NamedTuple):
+class Beginning(msgspec.Struct, frozen=True):
     """What a sequence could start from without computing."""
 
     block_ids: list[BlockId]
@@ -23,7 +24,7 @@ class Beginning(NamedTuple):
     """Tokens whose KV lies in them; at least one token of the sequence is left to compute."""
 
 
-class Growth(NamedTuple):
+class Growth(msgspec.Struct, frozen=True):
     """How a sequence's block table changes in a step."""
 
     block_offset: int
@@ -32,7 +33,7 @@ class Growth(NamedTuple):
     """(from, to) where the first block to be written was shared."""
 
 
-class RunGrowth(NamedTuple):
+class RunGrowth(msgspec.Struct, frozen=True):
     """A block that one sequence grew into in one of many steps that were taken together."""
 
     step_index: int
@@ -59,7 +60,7 @@ class KVCacheManager:
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self._caching = enable_prefix_caching
-        self._prefix = PrefixCache(identity_digest)
+        self._prefix = PrefixCache(identity_digest, num_blocks)
         self._pool = BlockPool(num_blocks, self._prefix.forget)
 
     @property
@@ -125,7 +126,7 @@ class KVCacheManager:
         """How many of the next `num_tokens` tokens the available blocks admit; 0 if not even one."""
         start, held = sequence.num_computed_tokens, sequence.block_ids
         room = len(held) * self.block_size - start
-        if room > 0 and self._is_shared(held[-1]):
+        if room > 0 and self._pool.is_shared(held[-1]):
             if self._pool.num_available == 0:
                 return 0
             room += (self._pool.num_available - 1) * self.block_size
@@ -137,7 +138,7 @@ class KVCacheManager:
         """Blocks for the next `num_tokens` tokens, none of them shared where they are written. The caller knows they fit."""
         start, held = sequence.num_computed_tokens, sequence.block_ids
         num_missing = -(-(start + num_tokens) // self.block_size) - len(held)
-        if start < len(held) * self.block_size and self._is_shared(held[-1]):
+        if start < len(held) * self.block_size and self._pool.is_shared(held[-1]):
             return self._grow_by_copying(sequence, num_missing)
         if num_missing <= 0:
             return _NO_GROWTH
@@ -189,6 +190,14 @@ class KVCacheManager:
                 self._publish_full_blocks(sequence, sequence.num_published_blocks + 1)
         return growths
 
+    def num_new_blocks(self, sequences: Iterable[SequenceState], num_steps: int) -> int:
+        """How many blocks `advance` would take."""
+        size, count = self.block_size, 0
+        for sequence in sequences:
+            computed = sequence.num_computed_tokens
+            count += (computed % -size + num_steps + size - 1) // size
+        return count
+
     def fork(self, sequence: SequenceState, parent: SequenceState) -> None:
         """A running sequence that holds nothing goes on from all that another one has computed: it shares its blocks, and
         whichever of the two writes into the last of them first takes a copy."""
@@ -232,13 +241,9 @@ class KVCacheManager:
         holders = list(running)
         self._pool.check_integrity(sequence.block_ids for sequence in holders)
         self._prefix.check_integrity({sequence.sequence_id for sequence in holders})
-        for block_id in self._prefix.known_blocks():
-            assert self._pool.is_retained(block_id), f"block {block_id} is known to the cache but not retained"
+        assert self._pool.are_retained(self._prefix.known_blocks()), "a block is known to the cache but not retained"
         for sequence in holders:
             assert len(sequence.block_ids) >= self.num_blocks_for(sequence.num_computed_tokens)
-
-    def _is_shared(self, block_id: BlockId) -> bool:
-        return self._pool.reference_count(block_id) > 1 or self._pool.is_retained(block_id)
 
     def _publish_full_blocks(self, sequence: SequenceState, num_full: int) -> None:
         self._extend_hashes(sequence, num_full)

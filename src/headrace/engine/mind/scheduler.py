@@ -168,7 +168,7 @@ class Scheduler:
             while num_tokens == 0 and self._preempt_behind(index, step):
                 num_tokens = self.kv.num_tokens_that_fit(sequence, num_allowed)
             if num_tokens > 0:
-                self._schedule(step, sequence, num_tokens, self.kv.grow(sequence, num_tokens))
+                self._schedule(step, sequence, num_wanted, num_tokens, self.kv.grow(sequence, num_tokens))
 
     def _admit_waiting(self, step: _OpenStep) -> None:
         """Starts waiting sequences in order. One that cannot start does not stop those behind it, but if it waits for
@@ -224,23 +224,23 @@ class Scheduler:
         """How many of the tokens that a sequence wants it may have now."""
         return min(num_wanted, num_left) if num_wanted <= step.long_from else min(step.long_share, num_left)
 
-    def _schedule(self, step: _OpenStep, sequence: SequenceState, num_tokens: int, growth: Growth) -> None:
-        num_wanted = sequence.num_wanted_tokens
+    def _schedule(self, step: _OpenStep, sequence: SequenceState, num_wanted: int, num_tokens: int, growth: Growth) -> None:
         samples = num_tokens == num_wanted
+        offset, block_ids = growth.block_offset, growth.block_ids
         if num_wanted > step.long_from:
             step.long_share -= num_tokens
         if not sequence.is_on_workers:
             step.new_sequences.append(_as_new(sequence))
             sequence.is_on_workers = True
-            growth = Growth(0, sequence.block_ids, growth.copy)
+            offset, block_ids = 0, sequence.block_ids
         step.entries.append(
             ScheduledSequence(
                 sequence.sequence_id,
                 sequence.num_computed_tokens,
                 num_tokens,
                 samples,
-                growth.block_offset,
-                tuple(growth.block_ids),
+                offset,
+                tuple(block_ids),
             )
         )
         if growth.copy is not None:
@@ -273,8 +273,9 @@ class Scheduler:
         if sequence.scheduled is None:
             sequence.scheduled = step.now
             sequence.num_cached_tokens = beginning.num_tokens
-        num_tokens = self._num_allowed(step, sequence.num_wanted_tokens, step.budget)
-        self._schedule(step, sequence, num_tokens, self.kv.grow(sequence, num_tokens))
+        num_wanted = sequence.num_wanted_tokens
+        num_tokens = self._num_allowed(step, num_wanted, step.budget)
+        self._schedule(step, sequence, num_wanted, num_tokens, self.kv.grow(sequence, num_tokens))
         num_promised = num_needed - (self.kv.pool.num_referenced - num_held_before)
         return num_promised + 1
 

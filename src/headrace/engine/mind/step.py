@@ -59,7 +59,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_tokens(self) -> int:
-        return sum(entry.num_tokens for entry in self.scheduled)
+        return sum([entry.num_tokens for entry in self.scheduled])
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

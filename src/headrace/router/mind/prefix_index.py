@@ -37,8 +37,13 @@ class PrefixIndex:
     def add(self, block_hashes: Sequence[BlockHash], endpoint: int) -> None:
         """The endpoint is about to compute these blocks. The end of a beginning is forgotten before its start."""
         holders, bit = self._holders, 1 << endpoint
+        get, renew = holders.get, holders.move_to_end
         for block_hash in reversed(block_hashes):
-            holders[block_hash] = holders.pop(block_hash, 0) | bit
+            bits = get(block_hash, 0)
+            if bits:
+                renew(block_hash)
+            if not bits & bit:
+                holders[block_hash] = bits | bit
         while len(holders) > self._max_blocks:
             holders.popitem(last=False)
 
