@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         source = f"headrace serve {' '.join(words)}".strip()
     if not observed.steps:
         raise ConfigurationError("the recording has no finished step: nothing can be fitted")
-    engine = _fit(observed, source, console)
+    engine = fit(observed, source, console)
     options.output.write_bytes(msgspec.json.format(msgspec.json.encode(engine), indent=1) + b"\n")
     console.print(
         f"[dim]engine: {options.output}; rehearse it with headrace simulate --engine {options.output} --workload …[/]"
@@ -166,12 +166,13 @@ def _wait(process: subprocess.Popen[bytes], url: str) -> None:
     raise EngineDeadError(f"the server to be measured does not answer within {_READY_S:.0f} s")
 
 
-def _fit(observed: Observed, source: str, console: Console) -> EngineModel:
+def fit(observed: Observed, source: str, console: Console) -> EngineModel:
+    """Prints how far what was measured and what was fitted are apart."""
     fitted = fit_steps(observed.steps)
     _show(observed, console)
     sizes = [size for step in observed.steps for size in step.sizes]
     spread = speed_spread(observed.steps, fitted)
-    front_end = fit_front_end(observed.delays)
+    front_end = fit_front_end(observed.entrances, observed.exits)
     console.print(
         f"speed between blocks of 5 s: ±{spread:.1%} (one standard deviation); a request reaches the mind after "
         f"{front_end.request_us / 1e3:.2f} ms, its first chunk its client after {front_end.latency_us / 1e3:.2f} ms, "

@@ -8,10 +8,10 @@ engine's loop saw them; so the host's own work between steps is part of them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from statistics import fmean, median
+from statistics import fmean
 
 import msgspec
 
@@ -28,7 +28,7 @@ from headrace.measure.workload.request import Workload, WorkloadRequest
 from headrace.sim.cost.fitted_steps import KNOTS, FittedSteps, weights_of
 from headrace.sim.cost.least_squares import non_negative_least_squares
 from headrace.sim.cost.step_size import StepSize, step_size
-from headrace.sim.front_end import FrontEndCost
+from headrace.sim.front_end import FrontEnd, FrontEndCost
 from headrace.sim.replay import step_durations
 
 _SOLO_PROMPTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -38,8 +38,11 @@ _CROWD_ANSWERS = (16, 64)
 _LONG_PROMPTS = (512, 1024)
 _ROUNDS = 8
 """Of reweighting; the loss is Huber's."""
-_OUTLIER = 2.5
-"""Residuals beyond so many of their typical size count less: a stall of the machine is not a cost of the plan."""
+_STALL = 1.0
+"""What a step took beyond its prediction counts in proportion up to so many times that, and less beyond: a stall of the
+machine is not a cost of the plan, but what slows many steps a little is, and belongs to the kind that it slows."""
+_FIRST_FACTOR, _LAST_FACTOR = 2.0, 1.02
+"""By which the parts of a front end's cost are varied to come nearer, at first and at last."""
 _SHRINKAGE = 0.001
 """Of the weight of all steps together."""
 _BLOCK_S = 5.0
@@ -102,23 +105,42 @@ class TimedSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Delays:
-    """Of one request, in microseconds: from its send to the mind, and from the step that sampled it to its first chunk."""
+class Entrance:
+    """One request on its way to the mind."""
 
+    sent: Nanos
+    """By its client."""
+    added: Nanos
     num_prompt_tokens: int
-    inbound_us: float
-    outbound_us: float
-    place: int
-    """Which of the step's samples the first token was, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The tokens of one step on their way to clients."""
+
+    ended: Nanos
     num_samples: int
-    """In that step."""
+    first_chunks: tuple[tuple[int, Nanos], ...] = ()
+    """Of those that were their answers' first: which of the step's samples, from 0, and when its client had it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
     config: SchedulerConfig
     steps: tuple[TimedSteps, ...]
-    delays: tuple[Delays, ...]
+    entrances: tuple[Entrance, ...]
+    exits: tuple[Exit, ...]
+
+
+def merged(observations: Sequence[Observed]) -> Observed:
+    """Several recordings of one engine, made one after another."""
+    assert len({one.config for one in observations}) == 1, "one engine has one configuration"
+    return Observed(
+        observations[0].config,
+        tuple(step for one in observations for step in one.steps),
+        tuple(entrance for one in observations for entrance in one.entrances),
+        tuple(end for one in observations for end in one.exits),
+    )
 
 
 def observe(events: Iterable[Event], runs: Sequence[Run]) -> Observed:
@@ -140,42 +162,38 @@ def observe(events: Iterable[Event], runs: Sequence[Run]) -> Observed:
             steps.append(TimedSteps((*last.sizes, size), last.duration_us + duration_us, end.now))
         else:
             steps.append(TimedSteps((size,), duration_us, end.now))
-    return Observed(recording[0].scheduler, tuple(steps), tuple(_delays(recording, planned, finished, runs)))
+    entrances, exits = _crossings(recording, planned, finished, runs)
+    return Observed(recording[0].scheduler, tuple(steps), entrances, exits)
 
 
-def _delays(
+def _crossings(
     recording: Sequence[Event], planned: Sequence[Planned], finished: dict[StepId, Finished], runs: Sequence[Run]
-) -> Iterable[Delays]:
+) -> tuple[tuple[Entrance, ...], tuple[Exit, ...]]:
     """Requests have one continuation each and none is refused, so the n-th that was added is the n-th sequence."""
     added = {
-        str(arrival.request.request_id): (SequenceId(index), arrival)
+        _client_id(str(arrival.request.request_id)): (SequenceId(index), arrival)
         for index, arrival in enumerate(event for event in recording if isinstance(event, Added))
     }
-    first_samples: dict[SequenceId, tuple[Nanos, int, int]] = {}
-    for event in planned:
-        end = finished.get(event.step_id)
-        if end is None:
-            continue
-        sampling = [entry.sequence_id for entry in event.plan.scheduled if entry.samples]
-        for place, sequence_id in enumerate(sampling):
-            first_samples.setdefault(sequence_id, (end.now, place, len(sampling)))
-    by_client = {_client_id(request_id): found for request_id, found in added.items()}
+    entrances: list[Entrance] = []
+    first_chunks: dict[SequenceId, Nanos] = {}
     for run in runs:
         start = run.facts.start_ns or 0
         for record in run.records:
-            if record.first_chunk_ns is None or record.request_id not in by_client:
+            if record.request_id not in added:
                 continue
-            sequence_id, arrival = by_client[record.request_id]
-            if sequence_id not in first_samples:
-                continue
-            sampled_at, place, num_samples = first_samples[sequence_id]
-            yield Delays(
-                num_prompt_tokens=len(arrival.request.prompt_token_ids),
-                inbound_us=(arrival.now - start - record.sent_ns) / 1e3,
-                outbound_us=(record.first_chunk_ns + start - sampled_at) / 1e3,
-                place=place,
-                num_samples=num_samples,
-            )
+            sequence_id, arrival = added[record.request_id]
+            sent = Nanos(start + record.sent_ns)
+            entrances.append(Entrance(sent, arrival.now, len(arrival.request.prompt_token_ids)))
+            if record.first_chunk_ns is not None:
+                first_chunks[sequence_id] = Nanos(start + record.first_chunk_ns)
+    exits: list[Exit] = []
+    for event in planned:
+        end = finished.get(event.step_id)
+        sampling = [entry.sequence_id for entry in event.plan.scheduled if entry.samples]
+        if end is not None and sampling:
+            first = [(place, first_chunks.pop(name)) for place, name in enumerate(sampling) if name in first_chunks]
+            exits.append(Exit(end.now, len(sampling), tuple(first)))
+    return tuple(entrances), tuple(exits)
 
 
 def _client_id(request_id: str) -> str:
@@ -200,13 +218,10 @@ def fit_steps(steps: Sequence[TimedSteps]) -> FittedSteps:
             [*weighted, *_shrinking(weighted, len(knots))],
             [*(target * weight for target, weight in zip(targets, weights, strict=True)), 0.0, 0.0],
         )
-        predicted = [_dot(row, solution) for row in rows]
-        residuals = [abs(target / max(p, 1e-3) - 1.0) for target, p in zip(targets, predicted, strict=True)]
-        typical = max(1.5 * median(residuals), 1e-6)
-        weights = [
-            math.sqrt(min(1.0, _OUTLIER * typical / max(residual, 1e-9))) / target
-            for residual, target in zip(residuals, targets, strict=True)
-        ]
+        predicted = [max(_dot(row, solution), 1e-3) for row in rows]
+        errors = [abs(target / p - 1.0) for target, p in zip(targets, predicted, strict=True)]
+        # Relative to what is predicted, not to what was measured: else the fast steps of a kind count more than the slow.
+        weights = [math.sqrt(min(1.0, _STALL / max(e, 1e-9))) / p for e, p in zip(errors, predicted, strict=True)]
     scale = sum(targets) / sum(_dot(row, solution) for row in rows)
     fitted = [value * scale for value in solution]
     rises, (context, pairs, decodes, chunks) = fitted[: len(knots)], fitted[len(knots) :]
@@ -267,28 +282,54 @@ def _dot(row: Sequence[float], solution: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(row, solution, strict=True) if a)
 
 
-def fit_front_end(delays: Sequence[Delays]) -> FrontEndCost:
-    """Medians: what is typical of a machine that also does other things."""
-    if not delays:
+def fit_front_end(entrances: Sequence[Entrance], exits: Sequence[Exit]) -> FrontEndCost:
+    """The cost with which a front end, going through what happened, is nearest to the moments that were observed.
+
+    Its parts cannot be read off one by one: a request that comes while chunks go out waits for them.
+    The distance is that of absolute errors, so what else a machine does now and then counts little."""
+    if not entrances:
         return FrontEndCost()
-    solution = non_negative_least_squares(
-        [[1.0, float(delay.num_prompt_tokens)] for delay in _without_tail(delays, lambda d: d.inbound_us)],
-        [delay.inbound_us for delay in _without_tail(delays, lambda d: d.inbound_us)],
+    waits = [(entrance.added - entrance.sent) / 1e3 for entrance in entrances]
+    leaves = [(moment - one.ended) / 1e3 for one in exits for _, moment in one.first_chunks]
+    crossings: list[Entrance | Exit] = [*entrances, *exits]
+    happened = sorted(crossings, key=lambda one: one.sent if isinstance(one, Entrance) else one.ended)
+    cost = FrontEndCost(
+        request_us=percentile(sorted(waits), 25),
+        prompt_token_us=0.1,
+        chunk_us=10.0,
+        latency_us=percentile(sorted(leaves), 25) if leaves else 0.0,
     )
-    alone = [delay.outbound_us for delay in delays if delay.num_samples == 1]
-    latency = median(alone or [delay.outbound_us for delay in delays])
-    in_crowds = [(delay.outbound_us - latency) / (delay.place + 1) for delay in delays if delay.num_samples >= 4]
-    return FrontEndCost(
-        request_us=round(solution[0], 1),
-        prompt_token_us=round(solution[1], 4),
-        chunk_us=round(max(0.0, median(in_crowds)), 2) if in_crowds else 0.0,
-        latency_us=round(max(0.0, latency), 1),
-    )
+    best = _distance_us(happened, cost)
+    names = FrontEndCost.__struct_fields__
+    # One part more or less, or one more and another less: what two of them share is found by the second kind of move.
+    moves = [(up, down) for up in (*names, "") for down in (*names, "") if up != down]
+    factor = _FIRST_FACTOR
+    while factor > _LAST_FACTOR:
+        is_better = False
+        for up, down in moves:
+            parts = {name: getattr(cost, name) for name in names}
+            for name, scale in ((up, factor), (down, 1 / factor)):
+                if name:
+                    parts[name] *= scale
+            tried = FrontEndCost(**parts)
+            distance = _distance_us(happened, tried)
+            if distance < best:
+                cost, best, is_better = tried, distance, True
+        if not is_better:
+            factor = math.sqrt(factor)
+    return FrontEndCost(**{name: round(getattr(cost, name), 3) for name in FrontEndCost.__struct_fields__})
 
 
-def _without_tail(delays: Sequence[Delays], key: Callable[[Delays], float]) -> list[Delays]:
-    ordered = sorted(delays, key=key)
-    return ordered[: max(1, math.ceil(len(ordered) * 0.9))]
+def _distance_us(happened: Iterable[Entrance | Exit], cost: FrontEndCost) -> float:
+    front_end, total = FrontEnd(cost), 0.0
+    for one in happened:
+        if isinstance(one, Entrance):
+            total += abs(front_end.accept(one.sent, one.num_prompt_tokens) - one.added)
+        else:
+            first, gap = front_end.deliver_all(one.ended, one.num_samples)
+            for place, moment in one.first_chunks:
+                total += abs(first + gap * place - moment)
+    return total / 1e3
 
 
 # How well it fits

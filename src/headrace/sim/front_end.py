@@ -45,3 +45,11 @@ class FrontEnd:
         cost = self._cost
         self._busy_until = max(self._busy_until, now) + cost.chunk_us * 1e3
         return Nanos(round(self._busy_until + cost.latency_us * 1e3))
+
+    def deliver_all(self, now: Nanos, num_chunks: int) -> tuple[float, float]:
+        """The same for the chunks of one step: when a client has the first, and how long after it each next one is there; in
+        nanoseconds."""
+        gap = self._cost.chunk_us * 1e3
+        begin = max(self._busy_until, now)
+        self._busy_until = begin + gap * num_chunks
+        return begin + gap + self._cost.latency_us * 1e3, gap
