@@ -204,6 +204,17 @@ def test_a_damaged_model_is_refused(tmp_path: Path, smollm2_path: Path) -> None:
     assert "damaged.gguf" in output
 
 
+def test_a_damaged_chat_template_ends_the_start_and_leaves_no_engine(tmp_path: Path) -> None:
+    template = tmp_path / "damaged.jinja"
+    template.write_text("{% if messages")
+    status, output = ended("--chat-template", str(template), *SMALL)
+    assert status == 3
+    assert "the chat template is damaged" in output
+    engine = re.search(r"pid (\d+)", output)
+    assert engine is not None
+    assert not is_alive(int(engine[1]))
+
+
 # What it is told
 
 
