@@ -7,6 +7,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from headrace.base.clock import Nanos
 from headrace.base.ids import RequestId, SequenceId, StepId
 from headrace.engine.mind.config import SchedulerConfig
@@ -30,6 +33,21 @@ def make_worker(
     worker = Worker(config, lambda *phase: None)
     worker.allocate_kv_cache(num_blocks)
     return worker
+
+
+def random_llama(seed: int, *, num_layers: int) -> Any:
+    """A small model of transformers' whose answers depend on all of their tokens."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=num_layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.2)
+    return model.eval()
 
 
 class EngineDriver:

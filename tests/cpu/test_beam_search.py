@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cpu.engine_driver import EngineDriver, make_worker
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.cpu.engine_driver import EngineDriver, make_worker, random_llama
 
 from headrace.engine.mind.sampling_params import BeamSearch, EarlyStopping, SamplingParams
 from headrace.engine.mind.update import FinishReason, RequestUpdate
@@ -25,17 +24,7 @@ _EARLY_STOPPING: dict[EarlyStopping, Any] = {
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.2)
-    return model.eval()
+    return random_llama(3, num_layers=2)
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])

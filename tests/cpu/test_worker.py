@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cpu.engine_driver import EngineDriver, answers_of, make_worker
+from tests.cpu.engine_driver import EngineDriver, answers_of, make_worker, random_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headrace.base.errors import ConfigurationError
@@ -27,17 +27,7 @@ NUM_BLOCKS = 64
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.2)
-    return model.eval()
+    return random_llama(1, num_layers=3)
 
 
 @pytest.fixture(scope="module")

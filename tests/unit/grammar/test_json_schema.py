@@ -43,9 +43,12 @@ def refusal(schema: Any) -> str:
         ({"type": "string", "x-guidance": {"lenient": True}}, "x-guidance"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"not": {"type": "string"}}, "not"),
-        ({"if": {"type": "string"}, "then": {"minLength": 2}}, "if"),
-        ({"propertyNames": {"enum": ["a"]}}, "propertyNames"),
+        ({"not": {"pattern": "a"}}, "not"),
+        ({"not": {"type": "integer"}}, "not"),
+        ({"if": {"pattern": "a"}, "then": {"minLength": 2}}, "if"),
+        ({"if": {"required": ["a"]}, "then": {"required": ["b"]}, "unevaluatedProperties": False}, "if"),
+        ({"allOf": [{"not": {"const": i}} for i in range(30)]}, "not"),
+        ({"propertyNames": {"format": "uri"}}, "propertyNames"),
         ({"propertyNames": {"maxLength": 3}, "properties": {"a": True}}, "propertyNames"),
         ({"contains": {"type": "integer"}}, "contains"),
         ({"type": "string", "format": "idn-email"}, "idn-email"),
@@ -120,6 +123,42 @@ def test_names_of_properties_may_be_bound(names: Any, valid: list[str], invalid:
     wanted = form(OutputKind.JSON_SCHEMA, schema)
     assert [one for one in valid if not accepts(BACKEND, wanted, one)] == []
     assert [one for one in invalid if accepts(BACKEND, wanted, one)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"not": {"enum": ["a", "ab", 1, None]}}, ['"b"', '""', '"abc"', "2", "0.5", "true", "[]", "{}"],
+         ['"a"', '"ab"', "1", "1.0", "null"]),
+        ({"type": "object", "properties": {"a": {"not": {}}}}, ["{}", '{"b": 1}'], ['{"a": 1}']),
+        ({"type": "object", "not": {"required": ["a", "b"]}}, ["{}", '{"a": 1}', '{"b": 1}'], ['{"a": 1, "b": 1}']),
+        ({"type": "integer", "not": {"minimum": 3, "maximum": 5}}, ["2", "6"], ["3", "5"]),
+    ],
+)  # fmt: skip
+def test_what_must_not_be_is_not(schema: Any, valid: list[str], invalid: list[str]) -> None:
+    wanted = form(OutputKind.JSON_SCHEMA, schema)
+    assert [text for text in valid if not accepts(BACKEND, wanted, text)] == []
+    assert [text for text in invalid if accepts(BACKEND, wanted, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "invalid_too"), [({}, []), ({"else": {"required": ["size"]}}, ['{"kind": "weir", "name": "a"}'])]
+)
+def test_what_depends_on_a_value_comes_with_it(otherwise: Any, invalid_too: list[str]) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["mill", "weir"]}, "name": {"type": "string"}, "size": {"type": "integer"}},
+        "required": ["kind"],
+        "additionalProperties": False,
+        "if": {"properties": {"kind": {"const": "mill"}}},
+        "then": {"required": ["name"]},
+        **otherwise,
+    }
+    wanted = form(OutputKind.JSON_SCHEMA, schema)
+    valid = ['{"kind": "mill", "name": "a"}', '{"kind": "weir", "size": 3}', '{"kind": "mill", "name": "a", "size": 3}']
+    invalid = ['{"kind": "mill"}', '{"kind": "mill", "size": 3}', '{"kind": "wheel"}', *invalid_too]
+    assert [text for text in valid if not accepts(BACKEND, wanted, text)] == []
+    assert [text for text in invalid if accepts(BACKEND, wanted, text)] == []
 
 
 def test_pointers_into_json_are_written_as_such() -> None:

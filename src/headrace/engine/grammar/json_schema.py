@@ -14,12 +14,16 @@ from typing import Any
 import msgspec
 
 from headrace.base.errors import InvalidRequestError
+from headrace.engine.grammar.complement import any_of, complement
 from headrace.engine.mind.structured_output import StructuredOutput
 
 Schema = bool | dict[str, Any]
 
 _MAX_DEPTH = 200
 """Levels of a schema that are looked at; deeper ones are refused."""
+
+_MAX_COMPLEMENTS = 6
+"""So many `not` and `if` of a schema are put as alternatives: where they meet in one place they multiply."""
 
 _OLD_KEYWORDS = {
     "$recursiveRef": "it is draft 2019-09's; use $ref",
@@ -125,6 +129,7 @@ class _Reader:
     def __init__(self, wanted: StructuredOutput) -> None:
         self._field = wanted.field
         self._closes_objects = wanted.disable_additional_properties
+        self._num_complements = 0
 
     def read(self, schema: Any, path: str, depth: int) -> Any:
         """The schema and all in it, keywords in their order: llguidance writes properties in the order given."""
@@ -146,6 +151,7 @@ class _Reader:
             _put_format(read)
             _put_dependents(read)
             _put_property_names(read)
+            self._put_complements(read)
         for name in _NOTES:
             read.pop(name, None)
         if self._closes_objects and ("properties" in read or read.get("type") == "object"):
@@ -169,6 +175,15 @@ class _Reader:
         if name in _COUNTS and isinstance(value, float) and value.is_integer():
             return int(value)
         return value
+
+    def _put_complements(self, schema: dict[str, Any]) -> None:
+        """What must not be, and what depends on something, as alternatives; where the opposite can be said exactly."""
+        if "not" not in schema and "if" not in schema:
+            return
+        for put in (_without_not, _without_if):
+            if self._num_complements < _MAX_COMPLEMENTS and (needed := put(schema)) is not None:
+                self._num_complements += 1
+                schema["allOf"] = [*schema.get("allOf", ()), needed]
 
     def _check(self, schema: Mapping[str, Any], path: str) -> None:
         for name, reason in _OLD_KEYWORDS.items():
@@ -259,6 +274,34 @@ def _dependents(schema: dict[str, Any], keyword: str, kind: Any) -> list[tuple[s
     ]
 
 
+def _without_not(schema: dict[str, Any]) -> Schema | None:
+    """Takes `not` out of the schema and returns what says the same; None where nothing does."""
+    if "not" not in schema or (opposite := complement(schema["not"])) is None:
+        return None
+    del schema["not"]
+    return opposite
+
+
+def _without_if(schema: dict[str, Any]) -> Schema | None:
+    """The same of `if`, `then` and `else`. What they would have evaluated is lost: not beside `unevaluated…`."""
+    if "if" not in schema or any(name in schema for name in ("unevaluatedProperties", "unevaluatedItems")):
+        return None
+    condition, then, otherwise = schema["if"], schema.get("then", True), schema.get("else", True)
+    if not all(isinstance(one, dict | bool) for one in (condition, then, otherwise)):
+        return None
+    if then is True:
+        needed = any_of([condition, otherwise])
+    elif (opposite := complement(condition)) is None:
+        return None
+    elif otherwise is True:
+        needed = any_of([opposite, then])
+    else:
+        needed = any_of([{"allOf": [condition, then]}, {"allOf": [opposite, otherwise]}])
+    for name in ("if", "then", "else"):
+        schema.pop(name, None)
+    return needed
+
+
 def _put_property_names(schema: dict[str, Any]) -> None:
     """What every name must be, as a pattern outside of which there are no properties; where the schema names none itself,
     and a pattern can say it."""
@@ -268,6 +311,11 @@ def _put_property_names(schema: dict[str, Any]) -> None:
     if not isinstance(names, dict) or not names or any(name in schema for name in ("properties", "patternProperties")):
         return
     rest = schema.get("additionalProperties", True)
+    if (listed := _listed_names(names)) is not None:
+        del schema["propertyNames"]
+        schema["properties"] = dict.fromkeys(listed, rest)
+        schema["additionalProperties"] = False
+        return
     if set(names) == {"pattern"} and isinstance(names["pattern"], str):
         pattern = names["pattern"]
     elif set(names) <= {"minLength", "maxLength"} and all(type(bound) is int for bound in names.values()):
@@ -277,6 +325,18 @@ def _put_property_names(schema: dict[str, Any]) -> None:
     del schema["propertyNames"]
     schema["patternProperties"] = {pattern: rest}
     schema["additionalProperties"] = False
+
+
+def _listed_names(names: Mapping[str, Any]) -> list[str] | None:
+    """The only names that there may be, where a schema of names lists them."""
+    keywords = {name: value for name, value in names.items() if (name, value) != ("type", "string")}
+    if set(keywords) == {"const"}:
+        listed = [keywords["const"]]
+    elif set(keywords) == {"enum"} and isinstance(keywords["enum"], list):
+        listed = keywords["enum"]
+    else:
+        return None
+    return [one for one in listed if isinstance(one, str)]
 
 
 def _ecma(pattern: str) -> str:

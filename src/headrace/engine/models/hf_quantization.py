@@ -4,13 +4,13 @@ Knows how AWQ, GPTQ and compressed-tensors describe what they wrote, which varia
 tensors. Refuses the others by name. Does not know how integers lie in words: `ops/packed_integers.py` does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from headrace.base.errors import CheckpointError
 from headrace.engine.models.fields import Fields
+from headrace.engine.models.tensor_files import StoredTensor, TensorFiles
 from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.packed_integers import Packing, integer_rows, storage_of_rows
 from headrace.engine.ops.storage import storage_bytes
@@ -141,29 +141,6 @@ def _group_size(section: Fields, default: int) -> int:
 # Tensors
 
 
-class StoredTensor(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def storage(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def num_bytes(self) -> int: ...
-
-
-class Files(Protocol):
-    """The container below: `SafetensorsFiles`."""
-
-    @property
-    def tensors(self) -> Mapping[str, StoredTensor]: ...
-    def header(self) -> Iterator[memoryview]: ...
-    def file_of(self, name: str) -> Path: ...
-    def data(self, name: str) -> memoryview: ...
-    def release_pages(self) -> None: ...
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RowsTensor:
     """A projection that is put together from the tensors of its module."""
@@ -194,7 +171,7 @@ _FLOATS = ("F16", "BF16", "F32")
 class QuantizedFiles:
     """The container's tensors, each quantised module's as one: `...q_proj.weight`, rows of integers with their scales."""
 
-    def __init__(self, files: Files, quantization: Quantization) -> None:
+    def __init__(self, files: TensorFiles, quantization: Quantization) -> None:
         """Raises CheckpointError where a module's tensors are incomplete or do not fit one another."""
         self.quantization = quantization
         self._files = files

@@ -37,6 +37,7 @@ from headrace.engine.models.registry import (
     spec_from_gguf,
 )
 from headrace.engine.models.safetensors import INDEX_NAME, SINGLE_NAME, SafetensorsFiles, read_json_object
+from headrace.engine.models.tensor_files import StoredTensor, TensorFiles
 from headrace.engine.ops.host_tensor import HostTensor
 from headrace.engine.ops.storage import STORAGE_BLOCKS, row_bytes
 from headrace.specs.model import ModelSpec
@@ -187,35 +188,6 @@ def _only_gguf(folder: Path) -> Path:
 
 
 # Names
-
-
-class StoredTensor(Protocol):
-    """A tensor as a container describes it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def storage(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def num_bytes(self) -> int: ...
-
-
-class TensorFiles(Protocol):
-    """A container: `GgufFile` or `SafetensorsFiles`."""
-
-    @property
-    def tensors(self) -> Mapping[str, StoredTensor]: ...
-    def header(self) -> Iterator[memoryview]: ...
-    def file_of(self, name: str) -> Path: ...
-    def data(self, name: str) -> memoryview: ...
-    def stored_bytes(self) -> Iterator[memoryview]:
-        """Every tensor's bytes as the files have them, in the order of their names."""
-        ...
-
-    def release_pages(self) -> None: ...
-    def close(self) -> None: ...
 
 
 _RECOMPUTED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")

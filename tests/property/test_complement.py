@@ -1,0 +1,60 @@
+"""A schema and its complement share out all values between them: each is valid by exactly one."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from headrace.engine.grammar.complement import complement
+
+texts = st.text("ab]^-\\.\n", max_size=3)
+numbers = st.integers(-3, 3) | st.sampled_from([0.5, 1.0, -1.5])
+scalars: st.SearchStrategy[Any] = st.none() | st.booleans() | numbers | texts
+values: st.SearchStrategy[Any] = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("pqr"), inner, max_size=3)
+)
+TYPES = ["null", "boolean", "object", "array", "number", "string"]
+flat = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(TYPES) | st.lists(st.sampled_from([*TYPES, "integer"]), min_size=1, unique=True),
+        "enum": st.lists(scalars, min_size=1, max_size=4),
+        "const": scalars,
+        "minimum": numbers,
+        "maximum": numbers,
+        "exclusiveMinimum": numbers,
+        "exclusiveMaximum": numbers,
+        "minLength": st.integers(0, 3),
+        "maxLength": st.integers(0, 3),
+        "minItems": st.integers(0, 3),
+        "maxItems": st.integers(0, 3),
+        "required": st.lists(st.sampled_from("pqr"), max_size=2, unique=True),
+        "title": st.just("Mill"),
+    },
+)
+schemas: st.SearchStrategy[Any] = st.recursive(
+    flat | st.booleans(),
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "not": inner,
+            "allOf": st.lists(inner, min_size=1, max_size=2),
+            "anyOf": st.lists(inner, min_size=1, max_size=2),
+            "properties": st.dictionaries(st.sampled_from("pq"), inner, max_size=2),
+            "required": st.lists(st.sampled_from("pq"), max_size=1),
+        },
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(schema=schemas, instances=st.lists(values, min_size=1, max_size=12))
+def test_a_value_is_valid_by_a_schema_or_by_its_complement(schema: Any, instances: list[Any]) -> None:
+    opposite = complement(schema)
+    if opposite is None:
+        return
+    for instance in instances:
+        is_valid = Draft202012Validator(schema).is_valid(instance)
+        assert Draft202012Validator(opposite).is_valid(instance) is not is_valid, (schema, opposite, instance)
