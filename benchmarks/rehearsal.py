@@ -4,9 +4,11 @@
     python -m benchmarks.rehearsal --next        the next missing piece alone: less than a minute
     python -m benchmarks.rehearsal compare       simulates what was measured, and keeps the result
 
-Pieces that measure want the machine for themselves; what they measured is kept in a folder (`--work`, by default a temporary
-one), so that they can be taken one at a time, each in a quiet minute. Calibrations lie between the loads, and are fitted
-together: a machine's speed drifts, and near saturation one per cent of it is ten of a latency.
+Pieces that measure want the machine for themselves; what they measured is kept in a folder (`--work`, by default a
+temporary one), so that they can be taken one at a time, each in a quiet minute. Calibrations lie between the loads, and
+are fitted together: a machine's speed drifts, and near saturation one per cent of it is ten of a latency. So that a
+drift can be told from a fault of the model, every load is rehearsed once more at the speed that its own steps had;
+targets are of the first rehearsal.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from rich.console import Console
 
 from headrace.base.clock import Nanos
 from headrace.cli.calibrate import fit, measure
+from headrace.engine.host.recording import read_recording
 from headrace.measure.bench.formats import BodyOptions, format_named
 from headrace.measure.bench.runner import LoadOptions, run_load
 from headrace.measure.bench.server_facts import first_model
@@ -30,7 +33,7 @@ from headrace.measure.workload.arrivals import arrival_times
 from headrace.measure.workload.lengths import LogNormal
 from headrace.measure.workload.prompts import at, closed_loop, random_requests
 from headrace.measure.workload.request import Workload
-from headrace.sim.calibrate import Observed, merged
+from headrace.sim.calibrate import Observed, merged, observe
 from headrace.sim.cost_model import EngineModel
 from headrace.sim.workload_run import run_workload
 
@@ -64,7 +67,7 @@ def calibrate(work: Path, piece: str) -> None:
 
 
 def live(work: Path, name: str) -> None:
-    with serve(*SERVE) as server:
+    with serve(*SERVE, "--record-steps", str(steps_of(work, name))) as server:
         load = LoadOptions(
             url=server.url,
             format=format_named("openai"),
@@ -83,6 +86,20 @@ def measured(work: Path, name: str) -> Summary:
 def rate(work: Path, name: str) -> float | None:
     """Requests a second, of what the machine answered at most."""
     return SHARES[name] * measured(work, "saturation").request_throughput if name in SHARES else None
+
+
+def speed(work: Path, name: str, engine: EngineModel) -> float:
+    """Of the machine during a load, by its steps; 1: as it was while it was calibrated."""
+    assert engine.steps is not None
+    took = fitted = 0.0
+    for step in observe(read_recording(steps_of(work, name)), ()).steps:
+        took += step.duration_us
+        fitted += sum(engine.steps.step_us(size) for size in step.sizes)
+    return fitted / took
+
+
+def steps_of(work: Path, name: str) -> Path:
+    return path_of(work, name).with_suffix(".steps")
 
 
 def path_of(work: Path, piece: str) -> Path:
@@ -126,7 +143,9 @@ def compare(work: Path) -> None:
     errors: dict[str, list[float]] = {}
     for name in NUM_REQUESTS:
         found = figures(measured(work, name))
-        predicted, low, high = (simulate(engine, name, rate(work, name), speed) for speed in (1.0, slow, fast))
+        own_speed = speed(work, name, engine)
+        predicted, low, high, at_own = (simulate(engine, name, rate(work, name), s) for s in (1.0, slow, fast, own_speed))
+        result.notes.append(f"{name}: the machine was {own_speed:.3f} times as fast as while it was calibrated")
         for key, (_, words) in LIMITS.items():
             error = predicted[key] / found[key] - 1.0
             bounds = sorted((low[key], predicted[key], high[key]))
@@ -135,6 +154,8 @@ def compare(work: Path) -> None:
             num_figures += 1
             label = f"{name}: {words}"
             result.figures.append(Figure(label, f"relative error (measured {found[key]:.4g})", (error,)))
+            own = Figure(f"{label}, at the speed of its own steps", "relative error", (at_own[key] / found[key] - 1.0,))
+            result.figures.append(own)
             result.notes.append(
                 f"{label}: rehearsed {predicted[key]:.4g} [{bounds[0]:.4g} to {bounds[-1]:.4g}], live {found[key]:.4g}"
             )

@@ -12,8 +12,9 @@ import msgspec
 
 from headrace.sim.cost.step_size import StepSize
 
-KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
-"""Numbers of tokens; a fit uses those that its steps reach."""
+KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+"""Numbers of tokens; a fit uses those that its steps reach. Each of the first few, for kernels work in groups of rows: five
+tokens take hardly longer than four, and six do."""
 
 
 class FittedSteps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
