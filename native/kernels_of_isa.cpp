@@ -17,7 +17,8 @@ extern const Kernels kernels;
 const Kernels kernels = {
     HEADRACE_TEXT(HEADRACE_ISA), kMaxGroup, kHasBf16, prepare_int8, prepare_whole_int8, prepare_floats, prepare_bf16,
     linear, gated, rms_norm, add_scaled, rope_and_cache, expect_slot, attention_scratch, attention_sums, attention, attention_part,
-    join_parts, greatest, weigh,
+    join_parts, greatest, restrict_to,
+    weigh,
 };
 
 }  // namespace HEADRACE_ISA

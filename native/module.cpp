@@ -31,6 +31,8 @@ typedef nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> B
 typedef nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> Floats;
 typedef nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> FloatRows;
 typedef nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> LogitRows;
+typedef nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> LogitRow;
+typedef nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> AllowedBits;
 typedef nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Ids;
 typedef nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Rows;
 
@@ -165,6 +167,14 @@ class Engine {
             found[size_t(row)] = machine_.kernels().greatest(logits.data() + row * logits.stride(0), int64_t(logits.shape(1)));
         });
         return found;
+    }
+
+    // Takes away, in place, what has no bit. The index of the greatest number left, 0 where none is.
+    int64_t restrict_to(const LogitRow& row, const AllowedBits& allowed) {
+        const int64_t size = int64_t(row.shape(0));
+        require(int64_t(allowed.shape(0)) * 32 >= size, "a bit for each token");
+        machine_.kernels().restrict_to(row.data(), size, allowed.data());
+        return std::max<int64_t>(0, machine_.kernels().greatest(row.data(), size));
     }
 
     // draws: (row, its greatest number's index, temperature, top_k, top_p, min_p, uniform)
@@ -410,6 +420,7 @@ NB_MODULE(_kernels, m) {
         .def("embed", &Engine::embed, nb::arg("ids").none(), nb::arg("table").none(), nb::arg("num_columns"),
              nb::arg("multiplier"), nb::rv_policy::take_ownership)
         .def("greatest", &Engine::greatest)
+        .def("restrict", &Engine::restrict_to)
         .def("draw", &Engine::draw)
         .def("tell", &Engine::tell)
         .def("from_array", &Engine::from_array, nb::rv_policy::take_ownership)

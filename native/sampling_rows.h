@@ -1,4 +1,4 @@
-// Passes over a whole row of logits: its greatest number, and the weights that a token is drawn by.
+// Passes over a whole row of logits: its greatest number, what a form allows of it, and the weights that a token is drawn by.
 //
 // Knows one row. Does not know filters or draws. What is computed is the same for every instruction set, bit by bit.
 #pragma once
@@ -64,6 +64,23 @@ static int64_t greatest(const float* row, int64_t size) {
     }
     while (row[i] != most) ++i;
     return i;
+}
+
+// Minus infinity where a bit is 0; allowed: one bit for each number, the lowest of each word first.
+static void restrict_to(float* row, int64_t size, const int32_t* allowed) {
+    Whole bit[32 / kPerVector];
+    for (int i = 0; i < 32; ++i) bit[i / kPerVector][i % kPerVector] = int32_t(1u << i);
+    int64_t i = 0;
+    for (; i + 32 <= size; i += 32, ++allowed) {
+        if (*allowed == -1) continue;
+        for (int v = 0; v < 32 / kPerVector; ++v) {
+            const Whole is_allowed = (bit[v] & *allowed) != 0;
+            const Numbers kept = is_allowed ? numbers_at(row + i + v * kPerVector) : Numbers{} - INFINITY;
+            std::memcpy(row + i + v * kPerVector, &kept, sizeof kept);
+        }
+    }
+    for (int64_t lane = 0; i + lane < size; ++lane)
+        if (!(uint32_t(*allowed) >> lane & 1)) row[i + lane] = -INFINITY;
 }
 
 // e^x for x <= 0, within two units of the last place; 0 below -87.

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cpu.test_ops_native import ISAS
 from tests.cpu.test_sampler import sequence
 
 pytest.importorskip("headrace.engine.ops.native._kernels", reason="the native kernels were not built here")
@@ -107,6 +108,24 @@ def test_the_greatest_of_a_row_is_numpys(vocab_size: int, seed: int, scale: floa
     logits[2] = np.round(logits[2])  # many equals
     ops = NativeOps(dtype="float32", num_threads=2)
     assert ops.greatest(logits) == logits.argmax(axis=1).tolist()
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    isa=st.sampled_from(ISAS),
+    vocab_size=st.sampled_from([1, 31, 32, 33, 600, 49152]),
+    seed=st.integers(0, 1000),
+    share=st.sampled_from([0.0, 0.001, 0.5, 1.0]),
+)
+def test_what_a_mask_leaves_of_a_row_is_what_has_a_bit(isa: str, vocab_size: int, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    row = np.round(rng.normal(scale=3.0, size=vocab_size)).astype(np.float32)
+    is_allowed = rng.random(vocab_size) < share
+    bits = np.packbits(np.resize(is_allowed, -(-vocab_size // 32) * 32), bitorder="little").view(np.int32)
+    expected = np.where(is_allowed, row, np.float32(-np.inf))
+    best = NativeOps(dtype="float32", num_threads=1, isa=isa).restrict(row, bits)
+    assert np.array_equal(row, expected)
+    assert best == int(expected.argmax())
 
 
 @settings(deadline=None, max_examples=100)

@@ -31,24 +31,22 @@ NOTHING_ALLOWED = "the form of the answer (structured output) allows no token of
 
 
 class AllowedTokens:
-    """What may come next: `token_id in allowed`, or as a bias."""
+    """What may come next: `token_id in allowed`, as a mask, or as a bias."""
 
-    __slots__ = ("_bias", "_mask", "_vocab_size")
+    __slots__ = ("_vocab_size", "mask")
 
     def __init__(self, mask: TokenMask, vocab_size: int) -> None:
-        self._mask = mask
+        self.mask = mask
         self._vocab_size = vocab_size
-        self._bias: Bias | None = None
 
     def __contains__(self, token_id: int) -> bool:
-        return bool(int(self._mask[token_id // BITS_PER_WORD]) >> (token_id % BITS_PER_WORD) & 1)
+        return bool(int(self.mask[token_id // BITS_PER_WORD]) >> (token_id % BITS_PER_WORD) & 1)
 
     @property
     def bias(self) -> Bias:
-        """Made once, when first asked for."""
-        if self._bias is None:
-            self._bias = np.take(_OF_BYTE, self._mask.view(np.uint8), axis=0).reshape(-1)[: self._vocab_size]
-        return self._bias
+        """Made anew each time."""
+        bias: Bias = np.take(_OF_BYTE, self.mask.view(np.uint8), axis=0).reshape(-1)[: self._vocab_size]
+        return bias
 
 
 Verdict = AllowedTokens | str | None
@@ -58,11 +56,9 @@ Verdict = AllowedTokens | str | None
 class Constraint:
     """One sequence's place in its form."""
 
-    def __init__(self, wanted: StructuredOutput, answer: Sequence[int], *, needs_bias: bool = True) -> None:
-        """`answer`: tokens generated before a preemption. `needs_bias`: every token will be chosen by all that is allowed,
-        not by looking whether the best is."""
+    def __init__(self, wanted: StructuredOutput, answer: Sequence[int]) -> None:
+        """`answer`: tokens generated before a preemption."""
         self._wanted = wanted
-        self._needs_bias = needs_bias
         self._pending: list[int] = list(answer)
         """Tokens that the form has not been advanced by yet."""
         self._matcher: Matcher | None = None
@@ -102,7 +98,7 @@ class Constraint:
         if self._has_ended:
             return None
         if self._matcher is None and not self._begins_here():
-            return self._allowed(_all_but(vocabulary.eos_token_ids, vocabulary.num_mask_words), vocabulary)
+            return _allowed(_all_but(vocabulary.eos_token_ids, vocabulary.num_mask_words), vocabulary)
         matcher = self._begun(forms)
         mask: TokenMask = np.zeros(vocabulary.num_mask_words, dtype=np.int32)
         matcher.fill(mask)
@@ -110,13 +106,7 @@ class Constraint:
             return f"the form of the answer cannot be followed any further: {problem}"
         if not mask.any():
             return NOTHING_ALLOWED
-        return self._allowed(mask, vocabulary)
-
-    def _allowed(self, mask: TokenMask, vocabulary: Vocabulary) -> AllowedTokens:
-        allowed = AllowedTokens(mask, len(vocabulary.token_bytes))
-        if self._needs_bias:
-            _ = allowed.bias
-        return allowed
+        return _allowed(mask, vocabulary)
 
     def _advance(self, token_id: int, forms: FormCache, vocabulary: Vocabulary) -> str:
         """Returns what is wrong, or nothing."""
@@ -165,6 +155,10 @@ class Masks:
         while (constraints := self._asked.get()) is not None:
             for constraint in constraints:
                 constraint.work(self._forms, self._vocabulary)
+
+
+def _allowed(mask: TokenMask, vocabulary: Vocabulary) -> AllowedTokens:
+    return AllowedTokens(mask, len(vocabulary.token_bytes))
 
 
 def _all_but(token_ids: Sequence[int], num_words: int) -> TokenMask:

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engine.grammar.protocol import TokenMask
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
@@ -29,6 +30,11 @@ class RowSampler(Protocol):
 
     def greatest(self, logits: Floats) -> list[int]:
         """Each row's most probable token, the lowest id among equals; -1 where the row is not finite."""
+        ...
+
+    def restrict(self, row: Floats, allowed: TokenMask) -> int:
+        """Leaves what the mask allows, in place. row: [vocab_size]. Returns the most probable token that is left, the lowest
+        id among equals; 0 where none is left."""
         ...
 
     def draw(self, logits: Floats, draws: list[Draw]) -> list[int]:
@@ -54,7 +60,7 @@ class HostSampler:
         for row, (best, sequence) in enumerate(zip(self._rows.greatest(logits), sequences, strict=True)):
             if not sequence.is_plain or best < 0:
                 raw = logits[row].copy() if sequence.sampling.logprobs >= 0 else None
-                problem, best = _prepare(logits[row], best, sequence)
+                problem, best = self._prepare(logits[row], best, sequence)
                 if problem or sequence.num_candidates:
                     outcomes.append(problem or _candidates(logits[row], raw, sequence))
                     continue
@@ -73,6 +79,30 @@ class HostSampler:
                 outcomes[row] = SampledToken(outcome.token_id, logprobs)
         return outcomes
 
+    def _prepare(self, row: Floats, best: int, sequence: RunningSequence) -> tuple[str, int]:
+        """Makes of the model's logits those to choose from, in place. Returns what is wrong, and the most probable token."""
+        verdict = sequence.constraint.verdict() if sequence.constraint is not None else None  # once a step, whatever else
+        if best < 0:
+            return NOT_FINITE, best
+        if isinstance(verdict, str):
+            return verdict, best
+        if sequence.changes_logits:
+            _change_logits(row, sequence)
+            best = int(row.argmax())
+        if verdict is not None and not (sequence.looks_for_the_best and best in verdict):
+            best = self._rows.restrict(row, verdict.mask)
+        if sequence.bans_ending:
+            _ban_ending(row, sequence)
+            best = int(row.argmax())
+        if (forced := sequence.forced_token()) is not None:
+            row.fill(-np.inf)
+            row[forced] = 0.0
+            best = forced
+        bans = sequence.bans_tokens or verdict is not None
+        if row[best] == -np.inf and bans and not sequence.num_candidates:  # a beam without candidates ends, the others go on
+            return NOTHING_LEFT, best
+        return "", best
+
     def given_logprobs(self, logits: Floats, token_ids: Sequence[int], num_alternatives: int) -> list[TokenLogprobs]:
         """Of tokens that were given, not chosen. logits: [num_tokens, vocab_size], each row before its token."""
         tokens = list(token_ids)
@@ -81,32 +111,6 @@ class HostSampler:
             TokenLogprobs(token, logprob, rank, tuple(top_ids), tuple(top_logprobs))
             for token, (logprob, rank, top_ids, top_logprobs) in zip(tokens, told, strict=True)
         ]
-
-
-def _prepare(row: Floats, best: int, sequence: RunningSequence) -> tuple[str, int]:
-    """Makes of the model's logits those to choose from, in place. Returns what is wrong, and the most probable token."""
-    verdict = sequence.constraint.verdict() if sequence.constraint is not None else None  # once a step, whatever else
-    if best < 0:
-        return NOT_FINITE, best
-    if isinstance(verdict, str):
-        return verdict, best
-    if sequence.changes_logits:
-        _change_logits(row, sequence)
-        best = int(row.argmax())
-    if verdict is not None and not (sequence.looks_for_the_best and best in verdict):
-        np.add(row, verdict.bias, out=row)
-        best = int(row.argmax())
-    if sequence.bans_ending:
-        _ban_ending(row, sequence)
-        best = int(row.argmax())
-    if (forced := sequence.forced_token()) is not None:
-        row.fill(-np.inf)
-        row[forced] = 0.0
-        best = forced
-    bans = sequence.bans_tokens or verdict is not None
-    if row[best] == -np.inf and bans and not sequence.num_candidates:  # a beam without candidates ends, the others go on
-        return NOTHING_LEFT, best
-    return "", best
 
 
 def _change_logits(row: Floats, sequence: RunningSequence) -> None:

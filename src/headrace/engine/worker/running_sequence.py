@@ -43,9 +43,7 @@ class RunningSequence:
         """Where its answer must have a form."""
         if new.structured_output is not None:
             answer = new.token_ids[new.num_prompt_tokens :]
-            self.constraint = Constraint(
-                new.structured_output, answer, needs_bias=not new.sampling.is_greedy or self.num_candidates > 0
-            )
+            self.constraint = Constraint(new.structured_output, answer)
         self.banned: npt.NDArray[np.bool_] | None = None
         """[vocab_size]: true where `allowed_token_ids` leaves a token out; made by the sampler where they are given."""
         self.token_counts: TokenCounts | None = None

@@ -233,6 +233,9 @@ class NativeOps:
     def greatest(self, logits: Floats) -> list[int]:
         return self._engine.greatest(logits)
 
+    def restrict(self, row: Floats, allowed: npt.NDArray[np.int32]) -> int:
+        return self._engine.restrict(row, allowed)
+
     def draw(self, logits: Floats, draws: list[tuple[int, int, float, int, float, float, float]]) -> list[int]:
         return self._engine.draw(logits, draws)
 
