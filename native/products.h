@@ -58,11 +58,25 @@ typedef ExpandedSums PairedSums;
 constexpr bool kHasBf16 = false;
 #endif
 
+// Rows that share what is unpacked of a tile; of these, as many as have their integer sums formed side by side, and as many as
+// keep their sums in registers over a whole column.
 #if defined(__AVX512F__)
-constexpr int kMaxGroup = 16;
+constexpr int kMaxGroup = 16, kRowsTogether = 2, kRowsInRegisters = 16;
+#elif defined(__AVX2__)
+constexpr int kMaxGroup = 8, kRowsTogether = 4, kRowsInRegisters = 4;
 #else
-constexpr int kMaxGroup = 4;
+constexpr int kMaxGroup = 4, kRowsTogether = 1, kRowsInRegisters = 4;
 #endif
+
+// Calls what(first, std::integral_constant<int, N>) for pieces of R rows, of at most kMost each.
+template <int R, int kMost, int kFirst = 0, class What>
+static INLINE void in_row_pieces(What what) {
+    if constexpr (kFirst < R) {
+        constexpr int N = R - kFirst < kMost ? R - kFirst : kMost;
+        what(kFirst, std::integral_constant<int, N>());
+        in_row_pieces<R, kMost, kFirst + N>(what);
+    }
+}
 
 // A tile's results: [R][16].
 
@@ -108,7 +122,7 @@ static INLINE void unpack_bytes(const uint8_t* w, B* x) {
 // An offset that stands for the bias of whole bytes, which each instruction set deals with in its own way.
 constexpr int kOfBytes = 1 << 16;
 
-// What a format's units hold. Of block h: `unpack` gives the stored integers, which are kOffset too great, `scale` what they
+// What a format's units hold. Of block h: `unpack` gives the stored integers, of kBits bits and kOffset too great, `scale` what they
 // are multiples of, `minimum` what is added to each of them (where kHasMinima).
 template <Format kFormat>
 struct Unit;
@@ -120,29 +134,29 @@ struct PlainUnit {
 };
 template <>
 struct Unit<Format::Q4_0> : PlainUnit {
-    static constexpr int kBlocks = 2, kBytes = 576, kOffset = 8;
+    static constexpr int kBits = 4, kBlocks = 2, kBytes = 576, kOffset = 8;
     static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_nibbles(w + 64 + 256 * h, x); }
 };
 template <>
 struct Unit<Format::Q4_1> : PlainUnit {
-    static constexpr int kBlocks = 1, kBytes = 320, kOffset = 0;
+    static constexpr int kBits = 4, kBlocks = 1, kBytes = 320, kOffset = 0;
     static constexpr bool kHasMinima = true;
     static INLINE void unpack(const uint8_t* w, int, B* x) { unpack_nibbles(w + 64, x); }
 };
 template <>
 struct Unit<Format::Q5_0> : PlainUnit {
-    static constexpr int kBlocks = 2, kBytes = 704, kOffset = 16;
+    static constexpr int kBits = 5, kBlocks = 2, kBytes = 704, kOffset = 16;
     static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_fives(w + 64 + 320 * h, x); }
 };
 template <>
 struct Unit<Format::Q5_1> : PlainUnit {
-    static constexpr int kBlocks = 1, kBytes = 384, kOffset = 0;
+    static constexpr int kBits = 5, kBlocks = 1, kBytes = 384, kOffset = 0;
     static constexpr bool kHasMinima = true;
     static INLINE void unpack(const uint8_t* w, int, B* x) { unpack_fives(w + 64, x); }
 };
 template <>
 struct Unit<Format::Q8_0> : PlainUnit {
-    static constexpr int kBlocks = 2, kBytes = 1088, kOffset = kOfBytes;
+    static constexpr int kBits = 8, kBlocks = 2, kBytes = 1088, kOffset = kOfBytes;
     static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_bytes(w + 64 + 512 * h, x); }
 };
 
@@ -158,17 +172,17 @@ struct SuperUnit {
 };
 template <>
 struct Unit<Format::Q4_K> : SuperUnit {
-    static constexpr int kBytes = 320 + 8 * 256;
+    static constexpr int kBits = 4, kBytes = 320 + 8 * 256;
     static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_nibbles(w + 320 + 256 * h, x); }
 };
 template <>
 struct Unit<Format::Q5_K> : SuperUnit {
-    static constexpr int kBytes = 320 + 8 * 320;
+    static constexpr int kBits = 5, kBytes = 320 + 8 * 320;
     static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_fives(w + 320 + 320 * h, x); }
 };
 template <>
 struct Unit<Format::Q6_K> : SuperUnit {
-    static constexpr int kBytes = 320 + 8 * 384, kOffset = 32;
+    static constexpr int kBits = 6, kBytes = 320 + 8 * 384, kOffset = 32;
     static constexpr bool kHasMinima = false, kHasTwoScales = true;
     static INLINE F scale(const uint8_t* w, int h) {
         return load_half((const uint16_t*)w) * load_signed_bytes(w + 64 + 32 * h);
@@ -205,42 +219,29 @@ static INLINE I start(int32_t negative_sum) {
     else return iset1(negative_sum * (kOffset == kOfBytes ? kByteBias : kOffset));
 }
 
-template <int kOffset>
-static INLINE I dot(I sum, B weights, const int8_t* four) {
-    if constexpr (kOffset == kOfBytes) return dot_biased_bytes(sum, weights, four);
-    else return dot_nibbles(sum, weights, four);
-}
-
-template <int R>
-constexpr int rows_together = R % 2 == 0 ? 2 : 1;  // rows whose integer sums are formed side by side
-
 // total[r] += what one block of sixteen columns gives with R rows.
-template <int R, int kOffset, bool kHasMinima>
+template <int R, int kBits, int kOffset, bool kHasMinima>
 static INLINE void add_block(const B* x, F d, F minimum, const BlockRows& rows, F* total) {
-    constexpr int kTogether = rows_together<R>;
-    UNROLL for (int r0 = 0; r0 < R; r0 += kTogether) {
-        I s[kTogether];
-        UNROLL for (int i = 0; i < kTogether; ++i) s[i] = start<kOffset>(rows.sums[r0 + i]);
-        UNROLL for (int j = 0; j < 8; ++j) {
-            UNROLL for (int i = 0; i < kTogether; ++i) s[i] = dot<kOffset>(s[i], x[j], rows.a + (r0 + i) * kBlock + 4 * j);
-        }
-        UNROLL for (int i = 0; i < kTogether; ++i) {
-            const int r = r0 + i;
+    in_row_pieces<R, kRowsTogether>([&](int first, auto count) {
+        constexpr int N = count.value;
+        I s[N];
+        UNROLL for (int i = 0; i < N; ++i) s[i] = start<kOffset>(rows.sums[first + i]);
+        dot_rows<kBits, 8, N>(s, x, rows.a + first * kBlock, kBlock);
+        UNROLL for (int i = 0; i < N; ++i) {
+            const int r = first + i;
             total[r] = fma(to_float(s[i]), d * set1(rows.scales[r]), total[r]);
             if constexpr (kHasMinima) total[r] = fma(minimum, set1(rows.scaled_sums[r]), total[r]);
         }
-    }
+    });
 }
 
 // The same for a block whose halves have scales of their own.
-template <int R, int kOffset>
+template <int R, int kBits, int kOffset>
 static INLINE void add_halves(const B* x, F first, F second, const BlockRows& rows, F* total) {
     UNROLL for (int r = 0; r < R; ++r) {
         I s = start<kOffset>(rows.first_sums[r]), t = start<kOffset>(rows.sums[r] - rows.first_sums[r]);
-        UNROLL for (int j = 0; j < 4; ++j) {
-            s = dot<kOffset>(s, x[j], rows.a + r * kBlock + 4 * j);
-            t = dot<kOffset>(t, x[j + 4], rows.a + r * kBlock + 4 * j + 16);
-        }
+        dot_rows<kBits, 4, 1>(&s, x, rows.a + r * kBlock, kBlock);
+        dot_rows<kBits, 4, 1>(&t, x + 4, rows.a + r * kBlock + 16, kBlock);
         const F both = fma(to_float(t), second, to_float(s) * first);
         total[r] = fma(both, set1(rows.scales[r]), total[r]);
     }
@@ -251,9 +252,9 @@ static INLINE void add_block_of_unit(const uint8_t* w, int h, const BlockRows& r
     typedef Unit<kFormat> U;
     B x[8];
     U::unpack(w, h, x);
-    if constexpr (U::kHasTwoScales) add_halves<R, U::kOffset>(x, U::scale(w, h), U::second_scale(w, h), rows, total);
-    else if constexpr (U::kHasMinima) add_block<R, U::kOffset, true>(x, U::scale(w, h), U::minimum(w, h), rows, total);
-    else add_block<R, U::kOffset, false>(x, U::scale(w, h), zero(), rows, total);
+    if constexpr (U::kHasTwoScales) add_halves<R, U::kBits, U::kOffset>(x, U::scale(w, h), U::second_scale(w, h), rows, total);
+    else if constexpr (U::kHasMinima) add_block<R, U::kBits, U::kOffset, true>(x, U::scale(w, h), U::minimum(w, h), rows, total);
+    else add_block<R, U::kBits, U::kOffset, false>(x, U::scale(w, h), zero(), rows, total);
 }
 
 // With few rows the hardware's own prefetching does better.
@@ -316,7 +317,7 @@ static void grouped_tile(const Tile& tile, const LinearView& view, const Activat
             prefetch_ahead<R, 256>(w);
             B unpacked[8];
             unpack_nibbles(w, unpacked);
-            add_block<R, kHasZeros ? 0 : 8, kHasZeros>(unpacked, d, minimum, rows, total);
+            add_block<R, 4, kHasZeros ? 0 : 8, kHasZeros>(unpacked, d, minimum, rows, total);
             rows.advance(R);
             w += 256;
         }
@@ -329,42 +330,50 @@ static void grouped_tile(const Tile& tile, const LinearView& view, const Activat
 // Bytes with one scale for a column, against rows with one scale for the row: integers all along.
 template <int R>
 static void byte_tile(const Tile& tile, const LinearView& view, const Activations& x, int first, float* out) {
-    constexpr int kChains = R <= 2 ? 4 : 1;  // a sum alone would wait for itself
-    const uint8_t* w = tile.data;
-    const int8_t* a = x.whole_int8 + size_t(first) * view.num_blocks * kBlock;
-    I sum[R][kChains];
-    UNROLL for (int r = 0; r < R; ++r) {
-        UNROLL for (int i = 0; i < kChains; ++i) sum[r][i] = start<kOfBytes>(i == 0 ? x.whole_sums[first + r] : 0);
-    }
-    for (int b = 0; b < view.num_blocks; ++b) {
-        prefetch_ahead<R, 512>(w);
-        UNROLL for (int j = 0; j < 8; ++j) {
-            const B column = load_bytes(w + 64 * j);
-            UNROLL for (int r = 0; r < R; ++r)
-                sum[r][j % kChains] = dot<kOfBytes>(sum[r][j % kChains], column, a + r * kBlock + 4 * j);
+    in_row_pieces<R, kRowsInRegisters>([&](int piece, auto count) {
+        constexpr int N = count.value, kChains = N <= 2 ? 4 : 1;  // a sum alone would wait for itself
+        const uint8_t* w = tile.data;
+        const int8_t* a = x.whole_int8 + size_t(first) * view.num_blocks * kBlock + piece * kBlock;
+        const float* scales = x.whole_scales + first + piece;
+        const int32_t* sums = x.whole_sums + first + piece;
+        I sum[N][kChains];
+        UNROLL for (int r = 0; r < N; ++r) {
+            UNROLL for (int i = 0; i < kChains; ++i) sum[r][i] = start<kOfBytes>(i == 0 ? sums[r] : 0);
         }
-        w += 512;
-        a += R * kBlock;
-    }
-    const F d = load((const float*)w);
-    UNROLL for (int r = 0; r < R; ++r) {
-        UNROLL for (int i = 1; i < kChains; ++i) sum[r][0] = add(sum[r][0], sum[r][i]);
-        store(out + r * 16, to_float(sum[r][0]) * (d * set1(x.whole_scales[first + r])));
-    }
+        for (int b = 0; b < view.num_blocks; ++b) {
+            prefetch_ahead<N, 512>(w);
+            UNROLL for (int j = 0; j < 8; ++j) {
+                const B column = load_bytes(w + 64 * j);
+                UNROLL for (int r = 0; r < N; ++r)
+                    sum[r][j % kChains] = dot_biased_bytes(sum[r][j % kChains], column, a + r * kBlock + 4 * j);
+            }
+            w += 512;
+            a += R * kBlock;
+        }
+        const F d = load((const float*)w);
+        UNROLL for (int r = 0; r < N; ++r) {
+            UNROLL for (int i = 1; i < kChains; ++i) sum[r][0] = add(sum[r][0], sum[r][i]);
+            store(out + (piece + r) * 16, to_float(sum[r][0]) * (d * set1(scales[r])));
+        }
+    });
 }
 
 template <class Sums, int R>
-static void float_tile(const uint8_t* data, int num_steps, const typename Sums::Row* a, float* out) {
-    const auto* w = (const typename Sums::Column*)data;
-    F total[R];
-    UNROLL for (int r = 0; r < R; ++r) total[r] = zero();
-    for (int j = 0; j < num_steps; ++j) {
-        const typename Sums::Operand c = Sums::column(w, 16);
-        UNROLL for (int r = 0; r < R; ++r) total[r] = Sums::add(total[r], a + r * 2, c);
-        w += 32;
-        a += R * 2;
-    }
-    UNROLL for (int r = 0; r < R; ++r) store(out + r * 16, total[r]);
+static void float_tile(const uint8_t* data, int num_steps, const typename Sums::Row* rows, float* out) {
+    in_row_pieces<R, kRowsInRegisters>([&](int piece, auto count) {
+        constexpr int N = count.value;
+        const auto* w = (const typename Sums::Column*)data;
+        const typename Sums::Row* a = rows + piece * 2;
+        F total[N];
+        UNROLL for (int r = 0; r < N; ++r) total[r] = zero();
+        for (int j = 0; j < num_steps; ++j) {
+            const typename Sums::Operand c = Sums::column(w, 16);
+            UNROLL for (int r = 0; r < N; ++r) total[r] = Sums::add(total[r], a + r * 2, c);
+            w += 32;
+            a += R * 2;
+        }
+        UNROLL for (int r = 0; r < N; ++r) store(out + (piece + r) * 16, total[r]);
+    });
 }
 
 template <int R>
@@ -397,9 +406,11 @@ typedef void (*TileFunction)(const Tile&, const LinearView&, const Activations&,
 static INLINE TileFunction tile_function(int num_rows) {
     static constexpr TileFunction kFunctions[] = {
         tile_of<1>, tile_of<2>, tile_of<3>, tile_of<4>,
+#if defined(__AVX2__)
+        tile_of<5>, tile_of<6>, tile_of<7>, tile_of<8>,
+#endif
 #if defined(__AVX512F__)
-        tile_of<5>, tile_of<6>, tile_of<7>, tile_of<8>, tile_of<9>, tile_of<10>, tile_of<11>, tile_of<12>, tile_of<13>,
-        tile_of<14>, tile_of<15>, tile_of<16>,
+        tile_of<9>, tile_of<10>, tile_of<11>, tile_of<12>, tile_of<13>, tile_of<14>, tile_of<15>, tile_of<16>,
 #endif
     };
     return kFunctions[num_rows - 1];

@@ -445,6 +445,47 @@ INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 
 #endif
 
+// sums[i] += x[0..N) . row i, for R rows of which each lies `apart` bytes behind the one before. The weights are stored in
+// kBits bits; with 8 they are biased.
+template <int kBits, int N, int R>
+INLINE void dot_rows(I* sums, const B* x, const int8_t* a, size_t apart) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (kBits < 8) {
+        // Sums of two products take 16 bits; of such short weights several of them fit in as well: 2 * 8 * 15 * 128 < 2^15.
+        constexpr int kFit = kBits == 4 ? 8 : kBits == 5 ? 4 : 2, kTogether = kFit < N ? kFit : N;
+        static_assert(N % kTogether == 0);
+        UNROLL for (int first = 0; first < N; first += kTogether) {
+            __m256i low[R], high[R];
+            UNROLL for (int j = 0; j < kTogether; ++j) {
+                const B& weights = x[first + j];
+                UNROLL for (int i = 0; i < R; ++i) {
+                    int32_t word;
+                    std::memcpy(&word, a + size_t(i) * apart + 4 * (first + j), 4);
+                    const __m256i four = _mm256_set1_epi32(word);
+                    const __m256i p = _mm256_maddubs_epi16(weights.a, four), q = _mm256_maddubs_epi16(weights.b, four);
+                    low[i] = j == 0 ? p : _mm256_add_epi16(low[i], p);
+                    high[i] = j == 0 ? q : _mm256_add_epi16(high[i], q);
+                    // In this order: summed in another, which gives the same, more is alive than there are registers.
+                    asm volatile("" : "+x"(low[i]), "+x"(high[i]));
+                }
+            }
+            const __m256i ones = _mm256_set1_epi16(1);
+            UNROLL for (int i = 0; i < R; ++i) {
+                sums[i].a += (Int8x32)_mm256_madd_epi16(low[i], ones);
+                sums[i].b += (Int8x32)_mm256_madd_epi16(high[i], ones);
+            }
+        }
+        return;
+    }
+#endif
+    UNROLL for (int j = 0; j < N; ++j) {
+        UNROLL for (int i = 0; i < R; ++i) {
+            const int8_t* four = a + size_t(i) * apart + 4 * j;
+            sums[i] = kBits == 8 ? dot_biased_bytes(sums[i], x[j], four) : dot_nibbles(sums[i], x[j], four);
+        }
+    }
+}
+
 // e^x to about two units in the last place; exactly 1 at 0, and 0 below e^-87, so that what is masked vanishes.
 INLINE F exp(F x) {
     const F clamped = max(set1(-88.0f), min(set1(88.0f), x));

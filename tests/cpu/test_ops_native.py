@@ -153,6 +153,30 @@ def test_products_are_those_of_the_stored_numbers_with_rows_rounded_as_told(
     assert relative_error(ours, expected) < tolerance
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", [*BLOCKED, "INT8_CHANNEL"])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+def test_sums_of_the_greatest_integers_do_not_overflow(isa: str, storage: str, sign: int, byte: int) -> None:
+    ops, num_in = ops_of(isa=isa), 2 * max(64, block_numbers(storage))
+    random = random_weight(storage, 16, num_in, 0)
+    raw = np.frombuffer(random.data, np.uint8).reshape(-1, 4 + num_in if storage == "INT8_CHANNEL" else block_bytes(storage))
+    blocks = np.full_like(raw, byte)
+    kept = {"Q4_1": range(4), "Q5_1": range(4), "Q4_K": range(16), "Q5_K": range(16), "Q6_K": range(192, 210)}
+    scales = list(kept.get(storage, range(5 if storage.startswith("INT4") else 4 if storage == "INT8_CHANNEL" else 2)))
+    blocks[:, scales] = raw[:, scales]
+    weight = HostTensor("w", storage, (16, num_in), memoryview(blocks.tobytes()))
+    x = np.full((9, num_in), sign, np.float32)
+    with ops.computing():
+        ours = ops.linear(tensor(ops, x), ops.load_linear([weight])).numpy()
+    size = np.abs(x).astype(np.float64) @ np.abs(numbers(weight)).T
+    assert (np.abs(ours - x.astype(np.float64) @ numbers(weight).T) <= 1e-5 * size + 1e-6).all()
+
+
+def block_bytes(storage: str) -> int:
+    return STORAGE_BLOCKS[storage].num_bytes
+
+
 @pytest.mark.parametrize("storage", [*BLOCKED, "INT8_CHANNEL"])
 def test_rounding_rows_to_int8_costs_less_than_a_hundredth_of_the_result(storage: str) -> None:
     ops = ops_of()
