@@ -94,7 +94,7 @@ def _send_to_the_gone(self: ReadyFilter, request: object, endpoints: Iterable[En
 
 def _lose_what_a_gone_endpoint_had(core: RouterCore, endpoint: Endpoint, now: Nanos) -> list[object]:
     """Its requests are sent nowhere else."""
-    endpoint.state = EndpointState.GONE
+    core._membership.lose(endpoint)
     for flight in list(core._by_endpoint[endpoint.index].values()):
         core._detach(flight)
     return []
@@ -105,7 +105,7 @@ def _start_an_answer_again(core: RouterCore, request_id: RequestId, generation: 
     return core._fence.admits(request_id, generation)
 
 
-def _write_into_shared_blocks(manager: KVCacheManager, block_id: BlockId) -> bool:
+def _write_into_shared_blocks(pool: BlockPool, block_id: BlockId) -> bool:
     return False
 
 
@@ -177,7 +177,7 @@ PLANTED_BUGS = (
     PlantedBug("send to the gone", "crashes", ReadyFilter, "keep", _send_to_the_gone),
     PlantedBug("lose what a gone endpoint had", "crashes", RouterCore, "_lose", _lose_what_a_gone_endpoint_had),
     PlantedBug("start an answer again", "crashes", RouterCore, "first_token", _start_an_answer_again),
-    PlantedBug("write into shared blocks", "calm", KVCacheManager, "_is_shared", _write_into_shared_blocks),
+    PlantedBug("write into shared blocks", "calm", BlockPool, "is_shared", _write_into_shared_blocks),
     PlantedBug("publish what is not computed", "calm", KVCacheManager, "confirm", _publish_what_is_not_computed),
     PlantedBug("lose the preempted", "calm", RequestQueue, "put_back", _lose_the_preempted),
     PlantedBug("overdraw the budget", "calm", Scheduler, "_open_step", _overdraw_the_budget),

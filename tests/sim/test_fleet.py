@@ -319,6 +319,11 @@ def test_what_was_written_in_steps_taken_together_is_known_to_be_its_writers(cas
     assert run_case(93, case).num_requests >= 30
 
 
+def test_a_replica_whose_welcome_is_lost_asks_again() -> None:
+    """The partition of this fleet begins between its replica's joining and the router's answer."""
+    assert run_case(1191, "messages").num_requests == 30
+
+
 def test_a_case_is_reproduced_by_its_seed() -> None:
     assert run_case(5, "everything") == run_case(5, "everything") != run_case(6, "everything")
 

@@ -210,21 +210,14 @@ class ReplicaHost(Observer):
         self.join()
 
     def join(self) -> None:
-        """Tells the router that it is ready, until that gets through."""
-        self._around.network.send(
-            self.name,
-            ROUTER,
-            partial(self._router.joins, self.name, self._life),
-            failed=partial(self._join_later, self._life),
-        )
+        """Tells the router that it is ready, until it is welcomed: neither message need get through."""
+        around = self._around
+        around.network.send(self.name, ROUTER, partial(self._router.joins, self.name, self._life), failed=_ask_again_anyway)
+        again = Nanos(around.clock.now() + _JOIN_AGAIN_NS)
+        around.events.schedule(again, Rank.MESSAGE, partial(self._join_unless_welcome, self._life), source=self._source)
 
-    def _join_later(self, life: int) -> None:
-        if life == self._life and self.is_up:
-            again = Nanos(self._around.clock.now() + _JOIN_AGAIN_NS)
-            self._around.events.schedule(again, Rank.MESSAGE, self._join_if_up, source=self._source)
-
-    def _join_if_up(self) -> None:
-        if self.is_up and self._gate is None:
+    def _join_unless_welcome(self, life: int) -> None:
+        if life == self._life and self.is_up and self._gate is None:
             self.join()
 
     # What the router says
@@ -375,6 +368,10 @@ class ReplicaHost(Observer):
     def _refuse(self, request_id: RequestId, generation: int) -> None:
         failed = partial(self._router.failed, request_id, generation)
         self._around.network.send(self.name, ROUTER, failed, failed=failed)
+
+
+def _ask_again_anyway() -> None:
+    """Whoever is not welcomed asks again, whatever became of the question."""
 
 
 def _engine_request_id(request_id: RequestId, generation: int) -> RequestId:

@@ -46,13 +46,15 @@ class BlockPool:
         self._places = [0] * num_blocks
         """For each block: its number of holders; 0 if it is free; the number of its batch if it is evictable."""
         self._retained = bytearray(num_blocks)
-        self._is_free = bytearray(num_blocks)
-        self._num_free = 0
-        self._num_free_in = [0] * -(-num_blocks // EXTENT_BLOCKS)  # by extent
+        self._is_free = bytearray(b"\1" * num_blocks)
+        self._num_free = num_blocks
+        num_whole, num_left = divmod(num_blocks, EXTENT_BLOCKS)
+        self._num_free_in = [EXTENT_BLOCKS] * num_whole + ([num_left] if num_left else [])  # by extent
         self._extents: list[dict[int, None]] = [{} for _ in range(EXTENT_BLOCKS + 1)]
         """By number of free blocks; the last of each to have become so is taken first: its memory is the warmest."""
-        for block_id in range(num_blocks - 1, -1, -1):
-            self._put_free(BlockId(block_id))
+        self._extents[EXTENT_BLOCKS] = dict.fromkeys(range(num_whole - 1, -1, -1))
+        if num_left:
+            self._extents[num_left][num_whole] = None
         self._line: deque[_Batch] = deque()  # oldest release first
         self._last_batch = 0
         self._num_evictable = 0

@@ -187,6 +187,8 @@ class EngineCore:
         scheduler.kv.check_integrity(holders)
         for sequence in holders:
             assert sequence.status is Status.RUNNING or sequence.num_steps_in_flight > 0, "blocks without a use"
+        for sequence in self._sequences.values():
+            assert sequence.block_ids or not sequence.num_steps_in_flight, "a step writes blocks that were given back"
         unfinished = [sequence for sequences in self._requests.values() for sequence in sequences]
         num_parked = sum(sequence.status is Status.PARKED for sequence in unfinished)
         assert len(unfinished) == len(scheduler.running) + len(scheduler.waiting) + num_parked, "a sequence is lost"

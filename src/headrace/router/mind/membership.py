@@ -5,7 +5,9 @@ report, an answer that was held up) is recognised by its number and changes noth
 requests.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 
 from headrace.base.clock import Nanos
 from headrace.protocol.load_report import LoadReport
@@ -17,6 +19,7 @@ class Membership:
         self._report_timeout = report_timeout
         self._endpoints: list[Endpoint] = []
         self._by_name: dict[str, Endpoint] = {}
+        self._by_silence: OrderedDict[str, Endpoint] = OrderedDict()  # those that are not gone, the longest silent first
         self._last_epoch = 0
 
     @property
@@ -34,13 +37,19 @@ class Membership:
         if endpoint is None:
             endpoint = Endpoint(len(self._endpoints), name, self._last_epoch, life, EndpointState.READY, now)
             self._endpoints.append(endpoint)
-            self._by_name[name] = endpoint
+            self._by_name[name] = self._by_silence[name] = endpoint
             return endpoint
         assert endpoint.state is EndpointState.GONE, f"{name} joins and has not left"
         endpoint.epoch, endpoint.life = self._last_epoch, life
         endpoint.state, endpoint.heard, endpoint.load = EndpointState.READY, now, None
         endpoint.num_in_flight = endpoint.num_in_flight_tokens = 0
+        self._by_silence[name] = endpoint
         return endpoint
+
+    def lose(self, endpoint: Endpoint) -> None:
+        """It is gone, until it joins again."""
+        endpoint.state = EndpointState.GONE
+        del self._by_silence[endpoint.name]
 
     def report(self, name: str, report: LoadReport, now: Nanos) -> bool:
         """Whether the report is of the endpoint's present life; a later one that came earlier stays."""
@@ -48,16 +57,18 @@ class Membership:
         if endpoint is None or endpoint.state is EndpointState.GONE or endpoint.epoch != report.epoch:
             return False
         endpoint.heard = now
+        self._by_silence.move_to_end(name)
         if endpoint.load is None or endpoint.load.sequence < report.sequence:
             endpoint.load = report
         return True
 
     def silent(self, now: Nanos) -> list[Endpoint]:
-        """Those not heard of for too long."""
+        """Those not heard of for too long, in order of first arrival."""
         latest = now - self._report_timeout
-        return [e for e in self._endpoints if e.heard <= latest and e.state is not EndpointState.GONE]
+        found = takewhile(lambda endpoint: endpoint.heard <= latest, self._by_silence.values())
+        return sorted(found, key=lambda endpoint: endpoint.index)
 
     def next_silence(self) -> Nanos | None:
         """When somebody will have been silent for too long, if nothing is heard till then."""
-        heard = [e.heard for e in self._endpoints if e.state is not EndpointState.GONE]
-        return Nanos(min(heard) + self._report_timeout) if heard else None
+        longest = next(iter(self._by_silence.values()), None)
+        return None if longest is None else Nanos(longest.heard + self._report_timeout)

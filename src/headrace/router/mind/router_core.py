@@ -238,7 +238,7 @@ class RouterCore:
         return self._dispatch(flight, now)
 
     def _lose(self, endpoint: Endpoint, now: Nanos) -> list[Action]:
-        endpoint.state = EndpointState.GONE
+        self._membership.lose(endpoint)
         if self._profile.prefix_index is not None:
             self._profile.prefix_index.remove(endpoint.index)
         actions: list[Action] = []
