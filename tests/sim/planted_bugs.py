@@ -1,5 +1,5 @@
-"""Bugs to be found: each is a change to the minds that a careless hand might make, and the case whose trouble brings it
-out."""
+"""Bugs to be found: each is a change to the minds that a careless hand might make, and where its trouble comes out: one of
+the fleets' cases, or an engine alone under a drawn scenario, where requests have several continuations."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +21,9 @@ from headrace.router.mind.filters import ReadyFilter
 from headrace.router.mind.generation_fence import DispatchGate, GenerationFence
 from headrace.router.mind.membership import Membership
 from headrace.router.mind.router_core import RouterCore
+
+ENGINE_ALONE = "an engine alone"
+"""In place of a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ PLANTED_BUGS = (
     PlantedBug("send to the gone", "crashes", ReadyFilter, "keep", _send_to_the_gone),
     PlantedBug("lose what a gone endpoint had", "crashes", RouterCore, "_lose", _lose_what_a_gone_endpoint_had),
     PlantedBug("start an answer again", "crashes", RouterCore, "first_token", _start_an_answer_again),
-    PlantedBug("write into shared blocks", "calm", BlockPool, "is_shared", _write_into_shared_blocks),
+    PlantedBug("write into shared blocks", ENGINE_ALONE, BlockPool, "is_shared", _write_into_shared_blocks),
     PlantedBug("publish what is not computed", "calm", KVCacheManager, "confirm", _publish_what_is_not_computed),
     PlantedBug("lose the preempted", "calm", RequestQueue, "put_back", _lose_the_preempted),
     PlantedBug("overdraw the budget", "calm", Scheduler, "_open_step", _overdraw_the_budget),
