@@ -195,6 +195,7 @@ def test_a_run_that_is_interrupted_reports_what_it_has(tmp_path: Path) -> None:
         ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         eventually(lambda: server.num_done() == 59, "all answers but the one that stalls have ended")
+        time.sleep(1.0)  # what was sent last is still to be read by the other end
         process.send_signal(signal.SIGINT)
         shown, _ = process.communicate(timeout=60)
     assert process.returncode == 0, shown
