@@ -114,11 +114,71 @@ def test_a_policy_picks_an_endpoint_that_is_ready_if_there_is_any(
         endpoint.index = index
     profile = profile_for(RoutingConfig(policy=policy))
     for _ in range(3):
-        picked = profile.pick(RoutedRequest(RequestId("r"), 10, tuple(blocks)), found)
+        picked = profile.pick(RoutedRequest(RequestId("r"), 10, tuple(blocks)), profile.candidates(found))
         if any(endpoint.state is EndpointState.READY for endpoint in found):
             assert picked is not None and picked.state is EndpointState.READY
         else:
             assert picked is None
+
+
+@given(endpoints, st.lists(prompts, min_size=1, max_size=6), st.integers(0, 9))
+def test_prefix_affinity_picks_whom_it_would_if_everybody_were_asked(
+    found: list[Endpoint], asked: list[list[BlockHash]], max_waiting: int
+) -> None:
+    config = RoutingConfig(policy="prefix-affinity", max_waiting=max_waiting)
+    profile, last, sent = profile_for(config), -1, PrefixIndex(config.max_prefix_blocks)
+    for index, endpoint in enumerate(found):
+        endpoint.index = index
+    candidates = profile.candidates(found)
+    for blocks in asked:
+        picked = profile.pick(RoutedRequest(RequestId("r"), 10, tuple(blocks)), candidates)
+        expected = _by_asking_everybody(found, blocks, config, last, sent)
+        assert picked is expected
+        if picked is None:
+            return
+        sent.add(blocks, picked.index)
+        last = picked.index
+        picked.num_in_flight_tokens += 1_000
+        candidates.renew(picked)
+        candidates.check_integrity(found)
+
+
+def _by_asking_everybody(
+    found: Sequence[Endpoint], blocks: Sequence[BlockHash], config: RoutingConfig, last: int, sent: PrefixIndex
+) -> Endpoint | None:
+    """What `prefix-affinity` says it does, written down as it is said."""
+    able = [one for one in found if one.state is EndpointState.READY]
+    able = [one for one in able if one.load is None or one.load.num_waiting <= config.max_waiting] or able
+    if not able:
+        return None
+    loads = [one.num_in_flight_tokens for one in able]
+    cached, least, most = sent.match(blocks), min(loads), max(loads)
+    totals = []
+    for one in able:
+        share_cached = cached.get(one.index, 0) / len(blocks) if blocks else 0.0
+        idle = (most - one.num_in_flight_tokens) / (most - least) if most > least else 1.0
+        free = 1.0 - one.load.kv_cache_usage if one.load is not None else 1.0
+        totals.append(1.0 * share_cached + config.load_weight * idle + config.load_weight / 2 * free)
+    best = [one for one, total in zip(able, totals, strict=True) if total == max(totals)]
+    return next((one for one in best if one.index > last), best[0])
+
+
+@given(endpoints, st.data())
+def test_candidates_stay_in_line_whatever_changes(found: list[Endpoint], data: st.DataObject) -> None:
+    for index, endpoint in enumerate(found):
+        endpoint.index = index
+    profile = profile_for(RoutingConfig(policy=data.draw(st.sampled_from(sorted(POLICIES)))))
+    candidates = profile.candidates(found)
+    for endpoint in found:
+        endpoint.state = data.draw(st.sampled_from(EndpointState))
+        endpoint.num_in_flight = data.draw(st.integers(0, 3))
+        endpoint.num_in_flight_tokens = data.draw(st.integers(0, 3))
+        endpoint.load = data.draw(
+            st.none() | st.builds(LoadReport, *map(st.just, (1, 1, 0)), st.integers(0, 20), st.just(0.5))
+        )
+        candidates.renew(endpoint)
+        candidates.check_integrity(found)
+    assert all(one.state is EndpointState.READY for one in candidates.line)
 
 
 def ready(count: int) -> list[Endpoint]:
@@ -127,35 +187,45 @@ def ready(count: int) -> list[Endpoint]:
 
 def test_round_robin_gives_each_its_turn() -> None:
     profile, found = profile_for(RoutingConfig(policy="round-robin")), ready(3)
-    picked = [profile.pick(RoutedRequest(RequestId("r"), 1), found) for _ in range(6)]
+    candidates = profile.candidates(found)
+    picked = [profile.pick(RoutedRequest(RequestId("r"), 1), candidates) for _ in range(6)]
     assert [one.index for one in picked if one is not None] == [0, 1, 2, 0, 1, 2]
 
 
 def test_least_requests_goes_to_whoever_has_fewest() -> None:
     profile, found = profile_for(RoutingConfig(policy="least-requests")), ready(3)
     found[0].num_in_flight, found[1].num_in_flight, found[2].num_in_flight = 3, 1, 2
-    assert profile.pick(RoutedRequest(RequestId("r"), 1), found) is found[1]
+    assert profile.pick(RoutedRequest(RequestId("r"), 1), profile.candidates(found)) is found[1]
 
 
 def test_prefix_affinity_comes_back_to_where_the_beginning_is_cached_until_that_one_is_overloaded() -> None:
     profile, found = profile_for(RoutingConfig(policy="prefix-affinity", max_waiting=4)), ready(4)
     request = RoutedRequest(RequestId("r"), 1_000, tuple(_hash([1] * (n + 1)) for n in range(5)))
-    first = profile.pick(request, found)
+    first = profile.pick(request, profile.candidates(found))
     assert first is not None
     first.num_in_flight_tokens = 1_000
-    assert profile.pick(request, found) is first
+    assert profile.pick(request, profile.candidates(found)) is first
     first.load = LoadReport(1, 1, 64, 5, 0.5)
-    assert profile.pick(request, found) is not first
+    assert profile.pick(request, profile.candidates(found)) is not first
+
+
+def test_a_score_outside_of_0_to_1_is_an_error() -> None:
+    profile, found = profile_for(RoutingConfig(policy="prefix-affinity")), ready(2)
+    found[0].load = LoadReport(1, 1, 0, 0, 1.5)
+    with pytest.raises(AssertionError, match=r"e0 was scored -0\.5"):
+        profile.pick(RoutedRequest(RequestId("r"), 1), profile.candidates(found))
 
 
 class RouterMachine(RuleBasedStateMachine):
     """Anything may happen in any order; every request that was submitted ends once, and only endpoints that are there are
     sent to."""
 
+    policy = "least-requests"
+
     def __init__(self) -> None:
         super().__init__()
         config = RouterConfig(max_attempts=2, report_timeout_ns=Nanos(50), queue_timeout_ns=Nanos(80))
-        self.core = RouterCore(config, profile_for(RoutingConfig(policy="least-requests")))
+        self.core = RouterCore(config, profile_for(RoutingConfig(policy=self.policy)))
         self.now = 0
         self.lives: dict[str, int] = {}
         self.accepts: dict[str, int] = {}
@@ -214,7 +284,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("abc"), epoch=st.integers(0, 9))
     def report(self, name: str, epoch: int) -> None:
-        self.core.report(name, LoadReport(epoch, self.now, 0, 0, 0.0), Nanos(self.now))
+        self.core.report(name, LoadReport(epoch, self.now, 0, self.now % 17, 0.5), Nanos(self.now))
 
     @rule()
     def submit(self) -> None:
@@ -259,8 +329,14 @@ class RouterMachine(RuleBasedStateMachine):
         assert self.core.num_open_requests == len(self.open)
 
 
+class AffineRouterMachine(RouterMachine):
+    policy = "prefix-affinity"
+
+
 TestRouter = RouterMachine.TestCase
 TestRouter.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAffineRouter = AffineRouterMachine.TestCase
+TestAffineRouter.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("wrong", [{"policy": "round-robbin"}, {"max_prefix_blocks": 0}, {"load_weight": -1.0}])

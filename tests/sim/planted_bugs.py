@@ -87,12 +87,12 @@ def _take_work_of_any_epoch(gate: DispatchGate, epoch: int, request_id: RequestI
     return True
 
 
-def _send_to_the_draining(self: ReadyFilter, request: object, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    return [endpoint for endpoint in endpoints if endpoint.state is not EndpointState.GONE]
+def _send_to_the_draining(self: ReadyFilter, endpoint: Endpoint) -> bool:
+    return endpoint.state is not EndpointState.GONE
 
 
-def _send_to_the_gone(self: ReadyFilter, request: object, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    return [endpoint for endpoint in endpoints if endpoint.state is not EndpointState.DRAINING]
+def _send_to_the_gone(self: ReadyFilter, endpoint: Endpoint) -> bool:
+    return endpoint.state is not EndpointState.DRAINING
 
 
 def _lose_what_a_gone_endpoint_had(core: RouterCore, endpoint: Endpoint, now: Nanos) -> list[object]:
@@ -176,8 +176,8 @@ PLANTED_BUGS = (
     PlantedBug("reuse a dead epoch", "crashes", Membership, "join", _reuse_a_dead_epoch),
     PlantedBug("lose retry dedupe", "messages", DispatchGate, "admits", _lose_retry_dedupe),
     PlantedBug("take work of any epoch", "messages", DispatchGate, "admits", _take_work_of_any_epoch),
-    PlantedBug("send to the draining", "rollout", ReadyFilter, "keep", _send_to_the_draining),
-    PlantedBug("send to the gone", "crashes", ReadyFilter, "keep", _send_to_the_gone),
+    PlantedBug("send to the draining", "rollout", ReadyFilter, "passes", _send_to_the_draining),
+    PlantedBug("send to the gone", "crashes", ReadyFilter, "passes", _send_to_the_gone),
     PlantedBug("lose what a gone endpoint had", "crashes", RouterCore, "_lose", _lose_what_a_gone_endpoint_had),
     PlantedBug("start an answer again", "crashes", RouterCore, "first_token", _start_an_answer_again),
     PlantedBug("write into shared blocks", ENGINE_ALONE, BlockPool, "is_shared", _write_into_shared_blocks),

@@ -1,31 +1,27 @@
-"""Filters: which endpoints may get a request at all. A filter keeps the order and adds nobody."""
+"""Filters: which endpoints may get a request at all. A filter looks at one endpoint, so who passes is known before anybody
+asks (`candidates.py`)."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.router.mind.endpoint import Endpoint, EndpointState
-from headrace.router.mind.routed_request import RoutedRequest
 
 
 class Filter(Protocol):
-    def keep(self, request: RoutedRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]: ...
+    def passes(self, endpoint: Endpoint) -> bool: ...
 
 
 class ReadyFilter:
     """Those that take new work. Every profile begins with it."""
 
-    def keep(self, request: RoutedRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        ready = EndpointState.READY
-        return [endpoint for endpoint in endpoints if endpoint.state is ready]
+    def passes(self, endpoint: Endpoint) -> bool:
+        return endpoint.state is EndpointState.READY
 
 
 class QueueFilter:
-    """Those with few waiting, if there are any: a cached prefix is not worth a long queue."""
+    """Those with few waiting: a cached prefix is not worth a long queue."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
 
-    def keep(self, request: RoutedRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        limit = self._max_waiting
-        short = [e for e in endpoints if e.load is None or e.load.num_waiting <= limit]
-        return short or endpoints
+    def passes(self, endpoint: Endpoint) -> bool:
+        return endpoint.load is None or endpoint.load.num_waiting <= self._max_waiting

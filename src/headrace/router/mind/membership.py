@@ -51,16 +51,16 @@ class Membership:
         endpoint.state = EndpointState.GONE
         del self._by_silence[endpoint.name]
 
-    def report(self, name: str, report: LoadReport, now: Nanos) -> bool:
-        """Whether the report is of the endpoint's present life; a later one that came earlier stays."""
+    def report(self, name: str, report: LoadReport, now: Nanos) -> Endpoint | None:
+        """Whose the report is, if it is of that endpoint's present life; a later one that came earlier stays."""
         endpoint = self._by_name.get(name)
         if endpoint is None or endpoint.state is EndpointState.GONE or endpoint.epoch != report.epoch:
-            return False
+            return None
         endpoint.heard = now
         self._by_silence.move_to_end(name)
         if endpoint.load is None or endpoint.load.sequence < report.sequence:
             endpoint.load = report
-        return True
+        return endpoint
 
     def silent(self, now: Nanos) -> list[Endpoint]:
         """Those not heard of for too long, in order of first arrival."""

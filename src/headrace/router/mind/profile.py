@@ -1,20 +1,19 @@
-"""Profile: how one kind of request is routed: filters in order, scorers with weights, a picker.
+"""Profile: how one kind of request is routed: who may get it, in what line they stand, scorers with weights.
 
 The policies that can be asked for by name are in `POLICIES`, each with its reason.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from headrace.base.errors import ConfigurationError, nearest
+from headrace.router.mind.candidates import Candidates, Line, Load, no_load, requests_in_flight, tokens_in_flight
 from headrace.router.mind.endpoint import Endpoint
 from headrace.router.mind.filters import Filter, QueueFilter, ReadyFilter
-from headrace.router.mind.picker import MaxScorePicker, Picker, RoundRobinPicker
 from headrace.router.mind.prefix_index import PrefixIndex
 from headrace.router.mind.routed_request import RoutedRequest
-from headrace.router.mind.scorers import KVUsageScorer, LeastRequestsScorer, LeastTokensScorer, PrefixAffinityScorer, Scorer
+from headrace.router.mind.scorers import KVUsageScorer, LeastLoadScorer, PrefixAffinityScorer, Score, Scorer
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,50 +39,91 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigurationError("max_waiting and load_weight must not be negative, and finite")
 
 
-@dataclass(slots=True)
 class Profile:
-    filters: Sequence[Filter]
-    scorers: Sequence[tuple[Scorer, float]]
-    picker: Picker
-    prefix_index: PrefixIndex | None = None
-    """Told where requests went, if a scorer asks it."""
+    def __init__(
+        self,
+        *,
+        load: Load,
+        preference: Filter | None = None,
+        scorers: Sequence[tuple[Scorer, float]] = (),
+        prefix_index: PrefixIndex | None = None,
+    ) -> None:
+        """`load`: what the candidates are in line by; without scorers whoever has the least gets the request.
+        `preference`: a filter that counts while it passes somebody. `scorers`: with their weights. `prefix_index`: told
+        where requests went, if a scorer asks it."""
+        self.prefix_index = prefix_index
+        self._load = load
+        self._filters = (ReadyFilter(),)
+        self._preference = preference
+        self._scorers = scorers
+        self._last = -1
+        """Among equals each gets its turn, so that equal endpoints get equal work."""
 
-    def pick(self, request: RoutedRequest, endpoints: Sequence[Endpoint]) -> Endpoint | None:
+    def candidates(self, endpoints: Iterable[Endpoint] = ()) -> Candidates:
+        """Those of `endpoints` that may get a request; whoever holds them tells them of every change."""
+        return Candidates(self._filters, self._preference, self._load, endpoints)
+
+    def pick(self, request: RoutedRequest, candidates: Candidates) -> Endpoint | None:
         """None where no endpoint may get the request."""
-        for one in self.filters:
-            endpoints = one.keep(request, endpoints)
-        if not endpoints:
+        line = candidates.line
+        if not line:
             return None
-        totals = [0.0] * len(endpoints)
-        for scorer, weight in self.scorers:
-            scores = scorer.score(request, endpoints)
-            assert len(scores) == len(endpoints) and min(scores) >= 0 and max(scores) <= 1, f"{scorer} scored outside 0..1"
-            totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
-        picked = self.picker.pick(endpoints, totals)
+        picked = self._best(request, line) if self._scorers else line.next_of_least(self._last)
+        self._last = picked.index
         if self.prefix_index is not None:
             self.prefix_index.add(request.block_hashes, picked.index)
         return picked
 
+    def _best(self, request: RoutedRequest, line: Line) -> Endpoint:
+        """Whoever has the highest sum of weighted scores. Looks at those whom a scorer favours, and along the line until
+        nobody further down could have as much."""
+        opinions = [(scorer.opinion(request, line), weight) for scorer, weight in self._scorers]
+        scores = [(opinion.score, weight) for opinion, weight in opinions]
+        bounds = [(opinion.most_from, weight) for opinion, weight in opinions]
+        favoured = {index for opinion, _ in opinions for index in opinion.favours}
+        best, equals = -1.0, list[Endpoint]()
+        for index in favoured:
+            endpoint = line.get(index)
+            if endpoint is not None and (total := _total(scores, endpoint)) >= best:
+                equals = [*equals, endpoint] if total == best else [endpoint]
+                best = total
+        for endpoint in line:
+            if _total(bounds, endpoint) < best:
+                break
+            if endpoint.index not in favoured and (total := _total(scores, endpoint)) >= best:
+                equals = [*equals, endpoint] if total == best else [endpoint]
+                best = total
+        return min(equals, key=lambda endpoint: (endpoint.index <= self._last, endpoint.index))
+
+
+def _total(scores: Sequence[tuple[Score, float]], endpoint: Endpoint) -> float:
+    total = 0.0
+    for score, weight in scores:
+        scored = score(endpoint)
+        assert 0 <= scored <= 1, f"{endpoint.name} was scored {scored}, outside of 0 to 1"
+        total += weight * scored
+    return total
+
 
 def _round_robin(config: RoutingConfig) -> Profile:
-    return Profile([ReadyFilter()], [], RoundRobinPicker())
+    return Profile(load=no_load)
 
 
 def _least_requests(config: RoutingConfig) -> Profile:
-    return Profile([ReadyFilter()], [(LeastRequestsScorer(), 1.0)], MaxScorePicker())
+    return Profile(load=requests_in_flight)
 
 
 def _prefix_affinity(config: RoutingConfig) -> Profile:
     index = PrefixIndex(config.max_prefix_blocks)
     return Profile(
-        [ReadyFilter(), QueueFilter(config.max_waiting)],
-        [
+        load=tokens_in_flight,
+        preference=QueueFilter(config.max_waiting),
+        scorers=[
             (PrefixAffinityScorer(index), 1.0),
-            (LeastTokensScorer(), config.load_weight),
+            (LeastLoadScorer(), config.load_weight),
             (KVUsageScorer(), config.load_weight / 2),
         ],
-        MaxScorePicker(),
-        index,
+        prefix_index=index,
     )
 
 

@@ -89,6 +89,7 @@ class RouterCore:
         self._config = config
         self._profile = profile
         self._membership = Membership(config.report_timeout_ns)
+        self._candidates = profile.candidates()
         self._fence = GenerationFence()
         self._flights: dict[RequestId, _Flight] = {}
         self._waiting: OrderedDict[RequestId, _Flight] = OrderedDict()  # for an endpoint
@@ -116,6 +117,7 @@ class RouterCore:
                 actions += self._lose(known, now)
         endpoint = self._membership.join(name, life, now)
         self._by_endpoint[endpoint.index] = {}
+        self._candidates.renew(endpoint)
         for flight in list(self._waiting.values()):
             actions += self._dispatch(flight, now)
         return endpoint.epoch, actions
@@ -126,6 +128,7 @@ class RouterCore:
         if endpoint is None or endpoint.state is EndpointState.GONE:
             return True
         endpoint.state = EndpointState.DRAINING
+        self._candidates.renew(endpoint)
         return not self._by_endpoint[endpoint.index]
 
     def leave(self, name: str, life: int, now: Nanos) -> list[Action]:
@@ -137,7 +140,11 @@ class RouterCore:
 
     def report(self, name: str, report: LoadReport, now: Nanos) -> bool:
         """False: the endpoint is not a member in this epoch, and must join again."""
-        return self._membership.report(name, report, now)
+        endpoint = self._membership.report(name, report, now)
+        if endpoint is None:
+            return False
+        self._candidates.renew(endpoint)
+        return True
 
     # Requests come and go
 
@@ -204,6 +211,7 @@ class RouterCore:
             assert endpoint.num_in_flight == len(held), f"{endpoint.name} counts requests that it has not"
             assert endpoint.num_in_flight_tokens == sum(flight.request.num_prompt_tokens for flight in held.values())
             assert not held or endpoint.state is not EndpointState.GONE, f"{endpoint.name} is gone and has requests"
+        self._candidates.check_integrity(self._membership.endpoints)
         num_placed = sum(len(held) for held in self._by_endpoint.values())
         assert num_placed + len(self._waiting) == len(self._flights), "a request is nowhere, or in two places"
         assert len(self._fence) <= len(self._flights), "a fence stands where no request is"
@@ -214,7 +222,7 @@ class RouterCore:
 
     def _dispatch(self, flight: _Flight, now: Nanos) -> list[Action]:
         request = flight.request
-        endpoint = self._profile.pick(request, self._membership.endpoints)
+        endpoint = self._profile.pick(request, self._candidates)
         if endpoint is None:
             self._waiting[request.request_id] = flight
             return []
@@ -225,6 +233,7 @@ class RouterCore:
         endpoint.num_in_flight += 1
         endpoint.num_in_flight_tokens += request.num_prompt_tokens
         self._by_endpoint[endpoint.index][request.request_id] = flight
+        self._candidates.renew(endpoint)
         return [Dispatch(endpoint.name, endpoint.epoch, request.request_id, flight.generation)]
 
     def _again(self, flight: _Flight, now: Nanos) -> list[Action]:
@@ -239,6 +248,7 @@ class RouterCore:
 
     def _lose(self, endpoint: Endpoint, now: Nanos) -> list[Action]:
         self._membership.lose(endpoint)
+        self._candidates.renew(endpoint)
         if self._profile.prefix_index is not None:
             self._profile.prefix_index.remove(endpoint.index)
         actions: list[Action] = []
@@ -268,3 +278,4 @@ class RouterCore:
             endpoint.num_in_flight_tokens -= flight.request.num_prompt_tokens
             del self._by_endpoint[endpoint.index][flight.request.request_id]
             flight.endpoint = None
+            self._candidates.renew(endpoint)
