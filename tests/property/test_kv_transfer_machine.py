@@ -146,7 +146,10 @@ class KVTransferMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ready)
     @rule(data=st.data())
     def hand_over(self, data: st.DataObject) -> None:
-        request, source = self.ready.pop(data.draw(st.integers(0, len(self.ready) - 1)))
+        self.hand_over_at(data.draw(st.integers(0, len(self.ready) - 1)))
+
+    def hand_over_at(self, index: int) -> None:
+        request, source = self.ready.pop(index)
         self.decode.core.add_request(
             Request(
                 request_id=request.request_id,
@@ -159,14 +162,27 @@ class KVTransferMachine(RuleBasedStateMachine):
             self.tick(),
         )
 
-    @precondition(lambda self: self.asked)
     @rule(data=st.data(), on_decode=st.booleans())
     def abort(self, data: st.DataObject, on_decode: bool) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.asked)))
+        side = self.decode if on_decode else self.prefill
+        if not side.core._requests:
+            return
+        request_id = data.draw(st.sampled_from(sorted(side.core._requests)))
+        updates = side.core.abort(request_id, self.tick())
         if on_decode:
-            self.take(self.decode.core.abort(request_id, self.tick()))
-        elif self.prefill.core.abort(request_id, self.tick()):
+            self.take(updates)
+        else:
             self.lost.add(request_id)
+
+    @rule(num_steps=st.integers(1, 6))
+    def prompts_are_computed_and_handed_over(self, num_steps: int) -> None:
+        """What happens most of the time; the other rules do what is seldom."""
+        for _ in range(num_steps):
+            self.begin(False)
+            self.finish(False)
+        while self.ready:
+            self.hand_over_at(0)
+        self.begin(True)
 
     # Steps
 

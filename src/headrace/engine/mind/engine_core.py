@@ -169,6 +169,11 @@ class EngineCore:
             self.end_lease(request_id)
         return over
 
+    @property
+    def num_leases(self) -> int:
+        """Requests whose KV is kept for others."""
+        return len(self._leases)
+
     def is_leased(self, request_id: RequestId) -> bool:
         return request_id in self._leases
 
