@@ -24,6 +24,7 @@ class LoadFailurePolicy(StrEnum):
 
 class KVTransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE
+    """What becomes of a request whose KV does not come."""
     lease_ns: Nanos = Nanos(60_000_000_000)
     """So long a finished request's KV is kept for whoever fetches it, from its end or from the last sign of the other."""
 
