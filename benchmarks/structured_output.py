@@ -184,7 +184,10 @@ def measure_throughput(
     engine = LocalEngine(path, enable_prefix_caching=False)
     batch = prompts(load_tokenizer(path), [32] * options.num_streams)
     form = schema_form(ENDLESS)
-    masks = {name: Masks(FormCache(backend), vocabulary) for name, backend in known.items()}
+    forms = {name: FormCache(backend) for name, backend in known.items()}
+    for cache in forms.values():
+        cache.get(form)
+    masks = {name: Masks(cache, vocabulary) for name, cache in forms.items()}
 
     def formed(name: str) -> float:
         engine.worker.enforce_forms(masks[name])
