@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from weakref import WeakValueDictionary
 
 from headrace.engine.grammar.protocol import CompiledForm, GrammarBackend
-from headrace.engine.mind.structured_output import StructuredOutput
+from headrace.engine.mind.structured_output import ContentKey, StructuredOutput
 
 DEFAULT_CAPACITY = 256
 MAX_CHARACTERS = 4_000_000
@@ -25,10 +25,10 @@ class FormCache:
         self._backend = backend
         self._capacity = capacity
         self._max_characters = max_characters
-        self._forms: OrderedDict[bytes, Future[CompiledForm]] = OrderedDict()  # least recently asked for first
-        self._held: WeakValueDictionary[bytes, CompiledForm] = WeakValueDictionary()
+        self._forms: OrderedDict[ContentKey, Future[CompiledForm]] = OrderedDict()  # least recently asked for first
+        self._held: WeakValueDictionary[ContentKey, CompiledForm] = WeakValueDictionary()
         """All that are compiled: those that are kept here, and those that only others hold."""
-        self._lengths: dict[bytes, int] = {}
+        self._lengths: dict[ContentKey, int] = {}
         self._num_characters = 0
         self._lock = threading.Lock()
 
@@ -87,6 +87,6 @@ class FormCache:
         while len(self._forms) > self._capacity or (len(self._forms) > 1 and self._num_characters > self._max_characters):
             self._drop(next(iter(self._forms)))
 
-    def _drop(self, key: bytes) -> None:
+    def _drop(self, key: ContentKey) -> None:
         del self._forms[key]
         self._num_characters -= self._lengths.pop(key)

@@ -6,7 +6,7 @@ Knows who holds what, and how much that may be. Does not know how forms are comp
 from headrace.base.ids import RequestId
 from headrace.engine.grammar.cache import MAX_CHARACTERS
 from headrace.engine.grammar.protocol import CompiledForm
-from headrace.engine.mind.structured_output import StructuredOutput
+from headrace.engine.mind.structured_output import ContentKey, StructuredOutput
 
 
 class FormsInUse:
@@ -14,10 +14,10 @@ class FormsInUse:
         """`max_characters`: of all forms together, each counted once; the first is held however long it is. What is kept
         beside these, in case somebody asks again, is the cache's own business."""
         self._max_characters = max_characters
-        self._held: dict[RequestId, tuple[bytes, CompiledForm | None]] = {}
+        self._held: dict[RequestId, tuple[ContentKey, CompiledForm | None]] = {}
         """By the form's content, and without the form itself while it is being compiled."""
-        self._num_holders: dict[bytes, int] = {}
-        self._lengths: dict[bytes, int] = {}
+        self._num_holders: dict[ContentKey, int] = {}
+        self._lengths: dict[ContentKey, int] = {}
 
     def __len__(self) -> int:
         """Forms that are held."""
