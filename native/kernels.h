@@ -167,6 +167,7 @@ struct Kernels {
 
     // Sampling: see sampling_rows.h.
     int64_t (*greatest)(const float* row, int64_t size);
+    int64_t (*greatest_allowed)(const float* row, int64_t size, const int32_t* allowed);
     void (*restrict_to)(float* row, int64_t size, const int32_t* allowed);
     double (*weigh)(const float* row, int64_t size, float greatest, float temperature, float* weights, double* stretches);
 };
