@@ -45,8 +45,8 @@ def _install(folder: Path) -> None:
 
 
 def _keep_tile_configuration(source: Path) -> None:
-    """GCC 12 takes `_tile_loadconfig` to read 8 of its 64 bytes, drops what was written to the rest, and the programs die of an
-    illegal instruction where the processor has AMX."""
+    """GCC 12 takes `_tile_loadconfig` to read 8 of its 64 bytes, drops what was written to the rest, and the programs die
+    of an illegal instruction where the processor has AMX."""
     file = source / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
     text = file.read_text()
     load = "_tile_loadconfig(&tc);"
