@@ -440,15 +440,15 @@ def test_transfers_that_share_a_link_wait_for_one_another() -> None:
         (),
         (
             FaultSpec(kind=FaultKind.CRASH, at_s=5.0, replica="prefill-0", duration_s=3.0),
-            FaultSpec(kind=FaultKind.LINK_LOSS, at_s=12.0, replica="decode-1", duration_s=4.0),
-            FaultSpec(kind=FaultKind.NODE_LOSS, at_s=14.0, replica="decode-0", duration_s=5.0),
+            FaultSpec(kind=FaultKind.LINK_LOSS, at_s=1.0, replica="decode-1", duration_s=6.0),
+            FaultSpec(kind=FaultKind.NODE_LOSS, at_s=10.0, replica="decode-0", duration_s=5.0),
         ),
     ],
     ids=["calm", "faults"],
 )
 def test_steps_taken_together_change_no_record_of_a_fleet_that_hands_kv_over(faults: tuple[FaultSpec, ...]) -> None:
     asked = workload()
-    spec = handing_over(faults=faults, transfer=TransferSpec(gigabits_per_s=4.0))
+    spec = handing_over(faults=faults, transfer=TransferSpec(gigabits_per_s=4.0, timeout_s=2.0))
     together = rehearse(spec, asked, keeps_spans=True)
     step_by_step = rehearse(spec, asked, keeps_spans=True, takes_runs=False)
     assert together.digest == step_by_step.digest
