@@ -5,16 +5,21 @@
     python -m benchmarks.rehearsal compare       simulates what was measured, and keeps the result
 
 Pieces that measure want the machine for themselves; what they measured is kept in a folder (`--work`, by default a
-temporary one), so that they can be taken one at a time, each in a quiet minute. Calibrations lie between the loads, and
-are fitted together: a machine's speed drifts, and near saturation one per cent of it is ten of a latency. So that a
-drift can be told from a fault of the model, every load is rehearsed once more at the speed that its own steps had;
-targets are of the first rehearsal.
+temporary one), so that they can be taken one at a time, each in a quiet minute.
+
+A machine's speed drifts, and near saturation one per cent of it is ten of a latency. So calibrations and loads take turns:
+each load is measured in three parts, one between each two calibrations, and rehearsed in the same parts, at the speed that
+the calibrations just before and after it had; steps are fitted to all calibrations together. A figure is of the three parts'
+requests together. So that a drift within a part can be told from a fault of the model, every part is rehearsed once more at
+the speed that its own steps had; targets are of the first rehearsal.
 """
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 from benchmarks.harness import Figure, Result, Target
@@ -28,21 +33,22 @@ from headrace.measure.bench.formats import BodyOptions, format_named
 from headrace.measure.bench.runner import LoadOptions, run_load
 from headrace.measure.bench.server_facts import first_model
 from headrace.measure.report.record import Run, RunFacts
-from headrace.measure.report.summary import Summary, summarize
+from headrace.measure.report.summary import summarize
 from headrace.measure.workload.arrivals import arrival_times
 from headrace.measure.workload.lengths import LogNormal
 from headrace.measure.workload.prompts import at, closed_loop, random_requests
 from headrace.measure.workload.request import Workload
-from headrace.sim.calibrate import Observed, merged, observe
+from headrace.sim.calibrate import Observed, TimedSteps, merged, observe
 from headrace.sim.cost_model import EngineModel
 from headrace.sim.workload_run import run_workload
 
-PIECES = ("calibrate-1", "saturation", "50 %", "calibrate-2", "90 %", "100 %", "calibrate-3")
-SERVE = ("--max-model-len", "2048")
+NUM_PARTS = 3
+SERVE = ("--max-model-len", "2048", "--max-num-seqs", "64")
 INPUTS = LogNormal(mean=120, variation=0.8, most=900)
 OUTPUTS = LogNormal(mean=40, variation=0.6, most=200)
 NUM_USERS = 64
 NUM_REQUESTS = {"saturation": 192, "50 %": 80, "90 %": 160, "100 %": 160}
+"""Of one part."""
 SHARES = {"50 %": 0.5, "90 %": 0.9, "100 %": 1.0}
 LIMITS = {
     "throughput": (0.03, "request throughput"), "e2el": (0.05, "median E2E"), "itl": (0.05, "median ITL"),
@@ -50,15 +56,40 @@ LIMITS = {
 }  # fmt: skip
 
 
-def workload(name: str, rate: float | None) -> Workload:
-    """Open loop at a rate; a closed loop of many users without one. Lengths, tokens and moments are a name's own."""
-    seed = 7000 + list(NUM_REQUESTS).index(name)
-    requests = random_requests(NUM_REQUESTS[name], inputs=INPUTS, outputs=OUTPUTS, seed=seed)
+class Part(NamedTuple):
+    """Of a load, the part after the calibration of the same number; saturation, which says what the others are shares of, is
+    measured once."""
+
+    load: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.load} {self.number}"
+
+
+def calibration(number: int) -> str:
+    return f"calibration {number}"
+
+
+CALIBRATIONS = tuple(calibration(number) for number in range(1, NUM_PARTS + 2))
+PARTS = (Part("saturation", 1), *(Part(load, number) for number in range(1, NUM_PARTS + 1) for load in SHARES))
+PIECES = (
+    *(piece for number in range(1, NUM_PARTS + 1) for piece in (
+        calibration(number), *(str(part) for part in PARTS if part.number == number)
+    )),
+    CALIBRATIONS[-1],
+)  # fmt: skip
+
+
+def workload(part: Part, rate: float | None) -> Workload:
+    """Open loop at a rate; a closed loop of many users without one. Lengths, tokens and moments are a part's own."""
+    number, seed = NUM_REQUESTS[part.load], 7000 + 10 * list(NUM_REQUESTS).index(part.load) + part.number
+    requests = random_requests(number, inputs=INPUTS, outputs=OUTPUTS, seed=seed)
     if rate is None:
         requests = closed_loop(requests, num_users=NUM_USERS)
     else:
-        requests = at(requests, arrival_times(len(requests), rate=rate, burstiness=1.0, seed=seed))
-    return Workload(name=name, requests=tuple(requests), seed=seed, vocab_size=8000)
+        requests = at(requests, arrival_times(number, rate=rate, burstiness=1.0, seed=seed))
+    return Workload(name=str(part), requests=tuple(requests), seed=seed, vocab_size=8000)
 
 
 def calibrate(work: Path, piece: str) -> None:
@@ -66,48 +97,53 @@ def calibrate(work: Path, piece: str) -> None:
     path_of(work, piece).write_bytes(msgspec.json.encode(observed))
 
 
-def live(work: Path, name: str) -> None:
-    with serve(*SERVE, "--record-steps", str(steps_of(work, name))) as server:
+def live(work: Path, part: Part) -> None:
+    with serve(*SERVE, "--record-steps", str(steps_of(work, part))) as server:
         load = LoadOptions(
             url=server.url,
             format=format_named("openai"),
             body=BodyOptions(model=first_model(server.url, {}), seed=0, vocab_size=8000, ignore_eos=True, extra_body={}),
             num_warm_ups=2,
         )
-        run = run_load(workload(name, rate(work, name)), load, RunFacts(source="live", duration_ns=Nanos(0)))
-    path_of(work, name).write_bytes(msgspec.json.encode(run))
-    print(name, figures(summarize(run)))
+        run = run_load(workload(part, rate(work, part)), load, RunFacts(source="live", duration_ns=Nanos(0)))
+    path_of(work, str(part)).write_bytes(msgspec.json.encode(run))
+    print(part, figures([run]))
 
 
-def measured(work: Path, name: str) -> Summary:
-    return summarize(msgspec.json.decode(path_of(work, name).read_bytes(), type=Run))
+def measured(work: Path, part: Part) -> Run:
+    return msgspec.json.decode(path_of(work, str(part)).read_bytes(), type=Run)
 
 
-def rate(work: Path, name: str) -> float | None:
+def rate(work: Path, part: Part) -> float | None:
     """Requests a second, of what the machine answered at most."""
-    return SHARES[name] * measured(work, "saturation").request_throughput if name in SHARES else None
+    if part.load not in SHARES:
+        return None
+    return SHARES[part.load] * summarize(measured(work, Part("saturation", 1))).request_throughput
 
 
-def speed(work: Path, name: str, engine: EngineModel) -> float:
-    """Of the machine during a load, by its steps; 1: as it was while it was calibrated."""
+def observed(work: Path, piece: str) -> Observed:
+    return msgspec.json.decode(path_of(work, piece).read_bytes(), type=Observed)
+
+
+def speed(steps: Sequence[TimedSteps], engine: EngineModel) -> float:
+    """Of the machine while it took these; 1: as it was on average while it was calibrated."""
     assert engine.steps is not None
-    took = fitted = 0.0
-    for step in observe(read_recording(steps_of(work, name)), ()).steps:
-        took += step.duration_us
-        fitted += sum(engine.steps.step_us(size) for size in step.sizes)
-    return fitted / took
+    took = sum(step.duration_us for step in steps)
+    return sum(engine.steps.step_us(size) for step in steps for size in step.sizes) / took
 
 
-def steps_of(work: Path, name: str) -> Path:
-    return path_of(work, name).with_suffix(".steps")
+def steps_of(work: Path, part: Part) -> Path:
+    return path_of(work, str(part)).with_suffix(".steps")
 
 
 def path_of(work: Path, piece: str) -> Path:
-    return work / f"{piece.replace(' %', '')}.json"
+    return work / f"{piece.replace(' %', '').replace(' ', '-')}.json"
 
 
-def figures(summary: Summary) -> dict[str, float]:
-    """Requests a second, and milliseconds."""
+def figures(runs: Sequence[Run]) -> dict[str, float]:
+    """Of all their requests together: requests a second, and milliseconds."""
+    facts = msgspec.structs.replace(runs[0].facts, duration_ns=Nanos(sum(run.facts.duration_ns for run in runs)))
+    summary = summarize(Run(facts=facts, records=tuple(record for run in runs for record in run.records)))
     found = summary.distributions
     return {
         "throughput": summary.request_throughput,
@@ -118,34 +154,40 @@ def figures(summary: Summary) -> dict[str, float]:
     }
 
 
-def simulate(engine: EngineModel, name: str, rate: float | None, speed: float = 1.0) -> dict[str, float]:
-    run = run_workload(
-        workload(name, rate),
+def simulate(engine: EngineModel, part: Part, rate: float | None, speed: float) -> Run:
+    return run_workload(
+        workload(part, rate),
         config=engine.scheduler,
         cost=engine.step_cost(speed=speed),
         facts=RunFacts(source="simulated", duration_ns=Nanos(0)),
         front_end=engine.front_end,
     )
-    return figures(summarize(run))
 
 
 def compare(work: Path) -> None:
-    observations = [
-        msgspec.json.decode(path_of(work, piece).read_bytes(), type=Observed)
-        for piece in PIECES
-        if piece.startswith("calibrate")
-    ]
-    engine = fit(merged(observations), f"headrace serve {MODEL} {' '.join(SERVE)}", Console())
+    calibrations = [observed(work, piece) for piece in CALIBRATIONS]
+    engine = fit(merged(calibrations), f"headrace serve {MODEL} {' '.join(SERVE)}", Console())
     (work / "engine.json").write_bytes(msgspec.json.encode(engine))
     result = Result("rehearsal", f"{MODEL} served over HTTP and rehearsed: relative errors of the rehearsal's figures")
+    speeds = [speed(one.steps, engine) for one in calibrations]
+    result.notes.append(f"speed in calibrations, their mean 1: {', '.join(f'{one:.3f}' for one in speeds)}")
     slow, fast = engine.speeds_90
     num_held = num_figures = 0
     errors: dict[str, list[float]] = {}
     for name in NUM_REQUESTS:
-        found = figures(measured(work, name))
-        own_speed = speed(work, name, engine)
-        predicted, low, high, at_own = (simulate(engine, name, rate(work, name), s) for s in (1.0, slow, fast, own_speed))
-        result.notes.append(f"{name}: the machine was {own_speed:.3f} times as fast as while it was calibrated")
+        parts = [part for part in PARTS if part.load == name]
+        near = [(speeds[part.number - 1] + speeds[part.number]) / 2 for part in parts]
+        own = [speed(observe(read_recording(steps_of(work, part)), ()).steps, engine) for part in parts]
+        found = figures([measured(work, part) for part in parts])
+
+        def rehearsed(speeds: Sequence[float], parts: Sequence[Part] = parts) -> dict[str, float]:
+            runs = [simulate(engine, part, rate(work, part), one) for part, one in zip(parts, speeds, strict=True)]
+            return figures(runs)
+
+        predicted, at_own = rehearsed(near), rehearsed(own)
+        low, high = rehearsed([one * slow for one in near]), rehearsed([one * fast for one in near])
+        pairs = ", ".join(f"{one:.3f} ({other:.3f})" for one, other in zip(own, near, strict=True))
+        result.notes.append(f"{name}: speed of its own steps (and of the calibrations beside it): {pairs}")
         for key, (_, words) in LIMITS.items():
             error = predicted[key] / found[key] - 1.0
             bounds = sorted((low[key], predicted[key], high[key]))
@@ -154,8 +196,8 @@ def compare(work: Path) -> None:
             num_figures += 1
             label = f"{name}: {words}"
             result.figures.append(Figure(label, f"relative error (measured {found[key]:.4g})", (error,)))
-            own = Figure(f"{label}, at the speed of its own steps", "relative error", (at_own[key] / found[key] - 1.0,))
-            result.figures.append(own)
+            of_own = at_own[key] / found[key] - 1.0
+            result.figures.append(Figure(f"{label}, at the speed of its own steps", "relative error", (of_own,)))
             result.notes.append(
                 f"{label}: rehearsed {predicted[key]:.4g} [{bounds[0]:.4g} to {bounds[-1]:.4g}], live {found[key]:.4g}"
             )
@@ -188,10 +230,10 @@ def main() -> None:
 def run(work: Path, piece: str) -> None:
     if piece == "compare":
         compare(work)
-    elif piece.startswith("calibrate"):
+    elif piece in CALIBRATIONS:
         calibrate(work, piece)
     else:
-        live(work, piece)
+        live(work, next(part for part in PARTS if str(part) == piece))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headrace.base.clock import Nanos
 from headrace.base.ids import BlockHash, RequestId
 from headrace.protocol.load_report import LoadReport
+from headrace.router.mind.candidates import Candidates
 from headrace.router.mind.endpoint import Endpoint, EndpointState
 from headrace.router.mind.generation_fence import DispatchGate, GenerationFence
 from headrace.router.mind.prefix_index import PrefixIndex
-from headrace.router.mind.profile import POLICIES, RoutingConfig, profile_for
+from headrace.router.mind.profile import POLICIES, Profile, RoutingConfig, profile_for
 from headrace.router.mind.routed_request import RoutedRequest
 from headrace.router.mind.router_core import Action, Cancel, Dispatch, Expel, Reject, RouterConfig, RouterCore
 
@@ -114,7 +115,7 @@ def test_a_policy_picks_an_endpoint_that_is_ready_if_there_is_any(
         endpoint.index = index
     profile = profile_for(RoutingConfig(policy=policy))
     for _ in range(3):
-        picked = profile.pick(RoutedRequest(RequestId("r"), 10, tuple(blocks)), profile.candidates(found))
+        picked = profile.pick(RoutedRequest(RequestId("r"), 10, tuple(blocks)), among(found, profile))
         if any(endpoint.state is EndpointState.READY for endpoint in found):
             assert picked is not None and picked.state is EndpointState.READY
         else:
@@ -129,7 +130,7 @@ def test_prefix_affinity_picks_whom_it_would_if_everybody_were_asked(
     profile, last, sent = profile_for(config), -1, PrefixIndex(config.max_prefix_blocks)
     for index, endpoint in enumerate(found):
         endpoint.index = index
-    candidates = profile.candidates(found)
+    candidates = among(found, profile)
     for blocks in asked:
         picked = profile.pick(RoutedRequest(RequestId("r"), 10, tuple(blocks)), candidates)
         expected = _by_asking_everybody(found, blocks, config, last, sent)
@@ -168,7 +169,7 @@ def test_candidates_stay_in_line_whatever_changes(found: list[Endpoint], data: s
     for index, endpoint in enumerate(found):
         endpoint.index = index
     profile = profile_for(RoutingConfig(policy=data.draw(st.sampled_from(sorted(POLICIES)))))
-    candidates = profile.candidates(found)
+    candidates = among(found, profile)
     for endpoint in found:
         endpoint.state = data.draw(st.sampled_from(EndpointState))
         endpoint.num_in_flight = data.draw(st.integers(0, 3))
@@ -181,13 +182,20 @@ def test_candidates_stay_in_line_whatever_changes(found: list[Endpoint], data: s
     assert all(one.state is EndpointState.READY for one in candidates.line)
 
 
+def among(found: Sequence[Endpoint], profile: Profile) -> Candidates:
+    candidates = profile.candidates()
+    for endpoint in found:
+        candidates.renew(endpoint)
+    return candidates
+
+
 def ready(count: int) -> list[Endpoint]:
     return [Endpoint(index, f"e{index}", 1, 1, EndpointState.READY, Nanos(0)) for index in range(count)]
 
 
 def test_round_robin_gives_each_its_turn() -> None:
     profile, found = profile_for(RoutingConfig(policy="round-robin")), ready(3)
-    candidates = profile.candidates(found)
+    candidates = among(found, profile)
     picked = [profile.pick(RoutedRequest(RequestId("r"), 1), candidates) for _ in range(6)]
     assert [one.index for one in picked if one is not None] == [0, 1, 2, 0, 1, 2]
 
@@ -195,25 +203,25 @@ def test_round_robin_gives_each_its_turn() -> None:
 def test_least_requests_goes_to_whoever_has_fewest() -> None:
     profile, found = profile_for(RoutingConfig(policy="least-requests")), ready(3)
     found[0].num_in_flight, found[1].num_in_flight, found[2].num_in_flight = 3, 1, 2
-    assert profile.pick(RoutedRequest(RequestId("r"), 1), profile.candidates(found)) is found[1]
+    assert profile.pick(RoutedRequest(RequestId("r"), 1), among(found, profile)) is found[1]
 
 
 def test_prefix_affinity_comes_back_to_where_the_beginning_is_cached_until_that_one_is_overloaded() -> None:
     profile, found = profile_for(RoutingConfig(policy="prefix-affinity", max_waiting=4)), ready(4)
     request = RoutedRequest(RequestId("r"), 1_000, tuple(_hash([1] * (n + 1)) for n in range(5)))
-    first = profile.pick(request, profile.candidates(found))
+    first = profile.pick(request, among(found, profile))
     assert first is not None
     first.num_in_flight_tokens = 1_000
-    assert profile.pick(request, profile.candidates(found)) is first
+    assert profile.pick(request, among(found, profile)) is first
     first.load = LoadReport(1, 1, 64, 5, 0.5)
-    assert profile.pick(request, profile.candidates(found)) is not first
+    assert profile.pick(request, among(found, profile)) is not first
 
 
 def test_a_score_outside_of_0_to_1_is_an_error() -> None:
     profile, found = profile_for(RoutingConfig(policy="prefix-affinity")), ready(2)
     found[0].load = LoadReport(1, 1, 0, 0, 1.5)
     with pytest.raises(AssertionError, match=r"e0 was scored -0\.5"):
-        profile.pick(RoutedRequest(RequestId("r"), 1), profile.candidates(found))
+        profile.pick(RoutedRequest(RequestId("r"), 1), among(found, profile))
 
 
 class RouterMachine(RuleBasedStateMachine):

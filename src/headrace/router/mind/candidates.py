@@ -91,16 +91,12 @@ class Line:
 
 
 class Candidates:
-    def __init__(
-        self, filters: Sequence[Filter], preference: Filter | None, load: Load, endpoints: Iterable[Endpoint] = ()
-    ) -> None:
+    def __init__(self, filters: Sequence[Filter], preference: Filter | None, load: Load) -> None:
         """`preference`: whom it does not pass gets nothing while it passes somebody."""
         self._filters = filters
         self._preference = preference
         self._all = Line(load)
         self._preferred = Line(load) if preference is not None else self._all
-        for endpoint in endpoints:
-            self.renew(endpoint)
 
     @property
     def line(self) -> Line:
@@ -110,8 +106,7 @@ class Candidates:
     def renew(self, endpoint: Endpoint) -> None:
         """Something about this endpoint has changed."""
         if not all(one.passes(endpoint) for one in self._filters):
-            self._all.take_out(endpoint)
-            self._preferred.take_out(endpoint)
+            self.take_out(endpoint)
             return
         self._all.put(endpoint)
         if self._preference is None:
@@ -120,6 +115,11 @@ class Candidates:
             self._preferred.put(endpoint)
         else:
             self._preferred.take_out(endpoint)
+
+    def take_out(self, endpoint: Endpoint) -> None:
+        """Whatever it is; `renew` brings it back."""
+        self._all.take_out(endpoint)
+        self._preferred.take_out(endpoint)
 
     def check_integrity(self, endpoints: Iterable[Endpoint]) -> None:
         """Asserts that these endpoints are in line as they are now."""

@@ -3,7 +3,7 @@ asks (`candidates.py`)."""
 
 from typing import Protocol
 
-from headrace.router.mind.endpoint import Endpoint, EndpointState
+from headrace.router.mind.endpoint import Endpoint, EndpointRole, EndpointState
 
 
 class Filter(Protocol):
@@ -15,6 +15,20 @@ class ReadyFilter:
 
     def passes(self, endpoint: Endpoint) -> bool:
         return endpoint.state is EndpointState.READY
+
+
+class ComputingFilter:
+    """Those that compute prompts."""
+
+    def passes(self, endpoint: Endpoint) -> bool:
+        return endpoint.role is not EndpointRole.DECODE
+
+
+class AnsweringFilter:
+    """Those that answer."""
+
+    def passes(self, endpoint: Endpoint) -> bool:
+        return endpoint.role is not EndpointRole.PREFILL
 
 
 class QueueFilter:

@@ -3,7 +3,7 @@
 The policies that can be asked for by name are in `POLICIES`, each with its reason.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -53,15 +53,15 @@ class Profile:
         where requests went, if a scorer asks it."""
         self.prefix_index = prefix_index
         self._load = load
-        self._filters = (ReadyFilter(),)
         self._preference = preference
         self._scorers = scorers
         self._last = -1
         """Among equals each gets its turn, so that equal endpoints get equal work."""
 
-    def candidates(self, endpoints: Iterable[Endpoint] = ()) -> Candidates:
-        """Those of `endpoints` that may get a request; whoever holds them tells them of every change."""
-        return Candidates(self._filters, self._preference, self._load, endpoints)
+    def candidates(self, *others: Filter) -> Candidates:
+        """Nobody yet; whoever holds them tells them of every endpoint, and of every change. `others`: filters that they
+        must pass, too."""
+        return Candidates((ReadyFilter(), *others), self._preference, self._load)
 
     def pick(self, request: RoutedRequest, candidates: Candidates) -> Endpoint | None:
         """None where no endpoint may get the request."""
