@@ -18,6 +18,7 @@ from rich.table import Table
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
+from headrace.cli.output_files import output_file, write_output
 from headrace.cli.report_view import report_console, show_comparison, show_summary
 from headrace.cli.workload_options import add_workload_options, brings_its_own_times, build_workload
 from headrace.measure.bench.campaign import Point, StopRule, highest_load, interleaved, sweep
@@ -128,7 +129,7 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--metadata", nargs="+", default=(), metavar="K=V", help="kept in the result file")
     group.add_argument("--label", default="", help="what to call this run")
     group.add_argument("--exclude-warm-up", action="store_true", help="leave out the requests that look like a warm-up")
-    group.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page that needs no network")
+    group.add_argument("--html", type=output_file, metavar="FILE", help="write the report as one page that needs no network")
     group.add_argument("--disable-tqdm", "--no-live", dest="no_live", action="store_true", help="no live view")
 
 
@@ -188,7 +189,7 @@ class _Bench:
         self._console = report_console()
         self._shares = _shares(options.metric_percentiles)
         self._metrics = tuple(name.strip() for name in options.percentile_metrics.split(",") if name.strip())
-        self._slo_ms = read_objectives(options.slo.read_text()) if options.slo is not None else {}
+        self._slo_ms = read_objectives(options.slo.read_text(encoding="utf-8")) if options.slo is not None else {}
         self._slo_ms |= parse_objectives(options.goodput)
         self._headers = _pairs(options.header, "--header")
         self._url = options.base_url or f"http://{options.host}:{options.port}"
@@ -406,7 +407,7 @@ class _Bench:
 
     def _write_page(self, runs: Sequence[Run]) -> None:
         if self._options.html is not None:
-            self._options.html.write_text(render_page(runs, shares=self._shares))
+            write_output(self._options.html, render_page(runs, shares=self._shares))
             self._console.print(f"[dim]page: {self._options.html}[/]")
 
 

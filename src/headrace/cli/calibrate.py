@@ -27,6 +27,7 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError, EngineDeadError
 from headrace.base.system_clock import SystemClock
 from headrace.base.units import nanos
+from headrace.cli.output_files import output_file, write_output
 from headrace.cli.report_view import report_console
 from headrace.engine.host.recording import Opening, read_recording
 from headrace.measure.bench.formats import BodyOptions, format_named
@@ -54,7 +55,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--serve-options", default="", metavar="WORDS", help="how, as for serve: '--max-model-len 4096 --threads 2'"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("engine.json"), metavar="FILE", help="where to write (default engine.json)"
+        "--output",
+        type=output_file,
+        default=Path("engine.json"),
+        metavar="FILE",
+        help="where to write (default engine.json)",
     )
     parser.add_argument(
         "--recording", type=Path, metavar="FILE", help="fit this recording (serve --record-steps) and measure nothing"
@@ -78,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     if not observed.steps:
         raise ConfigurationError("the recording has no finished step: nothing can be fitted")
     engine = fit(observed, source, console)
-    options.output.write_bytes(msgspec.json.format(msgspec.json.encode(engine), indent=1) + b"\n")
+    write_output(options.output, msgspec.json.format(msgspec.json.encode(engine), indent=1) + b"\n")
     console.print(
         f"[dim]engine: {options.output}; rehearse it with headrace simulate --engine {options.output} --workload …[/]"
     )

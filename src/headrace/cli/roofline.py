@@ -16,6 +16,7 @@ from rich.table import Table
 from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
 from headrace.cli.model_names import resolve_model
+from headrace.cli.output_files import output_file, write_output
 from headrace.cli.packaged_models import DEFAULT_MODEL
 from headrace.cli.report_view import report_console
 from headrace.engine.ops.registry import HOW_TO_COMPUTE, NO_KERNELS, has_kernels
@@ -51,8 +52,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--prompt-length", type=_whole, default=_STEPS.prompt_length, help="tokens of the prompt (default: %(default)s)"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the plot, an SVG")
-    parser.add_argument("--result", type=Path, metavar="FILE", help="write every figure, as JSON")
+    parser.add_argument("--plot", type=output_file, metavar="FILE", help="write the plot, an SVG")
+    parser.add_argument("--result", type=output_file, metavar="FILE", help="write every figure, as JSON")
     parser.set_defaults(run=run)
 
 
@@ -168,10 +169,7 @@ def _rate(phase: PlacedPhase) -> float:
 
 
 def _write(path: Path, text: str, console: Console) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+    write_output(path, text)
     console.print(f"[dim]{path}[/]")
 
 

@@ -16,6 +16,7 @@ from headrace.base.errors import ConfigurationError
 from headrace.base.units import seconds
 from headrace.cli.engine_file import read_engine_file
 from headrace.cli.interval_view import show_interval
+from headrace.cli.output_files import output_file, write_output
 from headrace.cli.report_view import report_console, show_summary
 from headrace.cli.simulate_cases import case_names, run_cases
 from headrace.cli.simulate_fleet import add_options, run_fleet
@@ -60,7 +61,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--workload", type=Path, metavar="FILE", help="rehearse a workload that `headrace bench --write-workload` wrote"
     )
-    parser.add_argument("--result", type=Path, metavar="FILE", help="with --workload: write the result file, as bench does")
+    parser.add_argument(
+        "--result", type=output_file, metavar="FILE", help="with --workload: write the result file, as bench does"
+    )
     parser.add_argument(
         "--engine",
         type=Path,
@@ -124,7 +127,7 @@ def _run_workload(path: Path, engine: Path | None, result: Path | None, console:
     for note in model.notes:
         console.print(f"[yellow]! {note}[/]")
     if result is not None:
-        result.write_bytes(write_result(run, summary) + b"\n")
+        write_output(result, write_result(run, summary) + b"\n")
         console.print(f"[dim]result: {result}[/]")
     return 0 if summary.num_completed else 1
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 import msgspec
 
 from headrace.base.errors import ConfigurationError
+from headrace.cli.output_files import output_file
 from headrace.measure.workload import prompts, traces
 from headrace.measure.workload.arrivals import arrival_times, ramp_times
 from headrace.measure.workload.lengths import Lengths, Uniform, parse_lengths
@@ -99,7 +100,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default 0)")
     group.add_argument(
         "--write-workload",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="write the workload to a file, for `headrace simulate --workload` or to run it again, and send nothing",
     )
