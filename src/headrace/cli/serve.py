@@ -33,8 +33,9 @@ from headrace.engine.mind.config import SchedulingPolicy
 from headrace.engine.ops.registry import check_something_computes
 from headrace.measure.bench.event_loop import event_loop_factory
 from headrace.obs.logging import LogFormat, configure_logging
-from headrace.server.address import check_address
+from headrace.server.address import bind, check_address
 from headrace.server.config import ServerConfig
+from headrace.server.loading import answering_while_loading
 from headrace.server.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -153,15 +154,16 @@ async def _serve(options: ServeOptions, assembly: Assembly, console: Console) ->
         client.kill()
         os._exit(EXIT_INTERRUPTED)
 
-    with stop_on_signals(stop, on_second=end_at_once):
+    with stop_on_signals(stop, on_second=end_at_once), contextlib.closing(bind(options.host, options.port)) as listener:
         try:
             display.begin(assembly.client.served_model_names[0])
-            doors = await _start(client, _prepare_doors(words, options, assembly), stop)
+            async with answering_while_loading(listener):
+                doors = await _start(client, _prepare_doors(words, options, assembly), stop)
             if doors is None:
                 return EXIT_INTERRUPTED
             _collect_from_now_on()
             display.ready(client.facts, max_num_seqs=options.max_num_seqs, kv_bytes=client.kv_bytes)
-            return await doors.answer(client, stop=stop, console=console)
+            return await doors.answer(client, listener, stop=stop, console=console)
         finally:
             display.end()
             await client.close()
