@@ -19,6 +19,7 @@ from rich.table import Table
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.cli.output_files import output_file, write_output
+from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console, show_comparison, show_summary
 from headrace.cli.workload_options import add_workload_options, brings_its_own_times, build_workload
 from headrace.measure.bench.campaign import Point, StopRule, highest_load, interleaved, sweep
@@ -80,7 +81,7 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how it is sent")
     group.add_argument(
         "--max-concurrency",
-        type=_positive,
+        type=at_least_one,
         metavar="N",
         help="requests at once; more wait in the client, and the wait counts unless all were due at once",
     )
@@ -160,10 +161,12 @@ def _add_campaign_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--find-kept", type=float, default=0.99, metavar="SHARE", help="of requests (default 0.99)")
     group.add_argument("--find-precision", type=float, default=0.05, metavar="SHARE", help="relative (default 0.05)")
     group.add_argument(
-        "--find-most-runs", type=_positive, default=20, metavar="N", help="end the search after so many (default 20)"
+        "--find-most-runs", type=at_least_one, default=20, metavar="N", help="end the search after so many (default 20)"
     )
     group.add_argument("--against", metavar="URL", help="a second server, B: runs alternate, and B is shown beside A")
-    group.add_argument("--num-rounds", type=_positive, default=5, metavar="N", help="pairs of runs against it (default 5)")
+    group.add_argument(
+        "--num-rounds", type=at_least_one, default=5, metavar="N", help="pairs of runs against it (default 5)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -458,10 +461,3 @@ def _json(text: str) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise argparse.ArgumentTypeError(f"is no JSON object: {error}") from None
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number

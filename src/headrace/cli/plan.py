@@ -15,6 +15,7 @@ from rich.table import Table
 
 from headrace.base.errors import ConfigurationError
 from headrace.cli.output_files import output_file, write_output
+from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console
 from headrace.cli.workload_files import read_workload_file
 from headrace.measure.report.goodput import parse_objectives
@@ -50,15 +51,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--devices", nargs="+", metavar="NAME", help="only these (default: all that have a price)")
     parser.add_argument(
-        "--tensor-parallel-sizes", nargs="+", type=int, default=[1, 2, 4, 8], metavar="N", help="(default 1 2 4 8)"
+        "--tensor-parallel-sizes", nargs="+", type=at_least_one, default=[1, 2, 4, 8], metavar="N", help="(default 1 2 4 8)"
     )
     parser.add_argument(
-        "--token-budgets", nargs="+", type=int, default=[2048, 8192], metavar="N", help="tokens a step (default 2048 8192)"
+        "--token-budgets",
+        nargs="+",
+        type=at_least_one,
+        default=[2048, 8192],
+        metavar="N",
+        help="tokens a step (default 2048 8192)",
     )
     parser.add_argument(
         "--policies", nargs="+", choices=POLICIES, default=["least-requests", "prefix-affinity"], help="of routing"
     )
-    parser.add_argument("--max-replicas", type=int, default=64, help="(default 64)")
+    parser.add_argument("--max-replicas", type=at_least_one, default=64, help="(default 64)")
     parser.add_argument(
         "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
     )
