@@ -219,6 +219,23 @@ def test_a_kv_cache_too_small_is_refused_and_what_is_proposed_works() -> None:
         assert server.client().completions.create(model=MODEL, prompt="x", max_tokens=2).choices[0].text
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--record-steps", "/nowhere/steps"),
+            "record_steps: '/nowhere/steps' cannot be written: there is no folder /nowhere",
+        ),
+        (("--chat-template", "/nowhere/x.jinja"), "chat_template: '/nowhere/x.jinja' cannot be read: No such file"),
+    ],
+)
+def test_files_that_cannot_be_had_are_named_before_anything_is_loaded(words: tuple[str, str], told: str) -> None:
+    status, output = ended(*words)
+    assert status == 2
+    assert told in output
+    assert "starting" not in output
+
+
 def test_options_that_contradict_each_other_are_refused_before_anything_is_loaded() -> None:
     status, output = ended("--max-num-seqs", "64", "--max-num-batched-tokens", "32")
     assert status == 2

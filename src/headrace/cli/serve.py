@@ -86,6 +86,8 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
     """Raises ConfigurationError where options contradict each other or their limits."""
     if options.drain_timeout_s < 0:
         raise ConfigurationError(f"drain_timeout_s must not be negative (got {options.drain_timeout_s:g})")
+    if options.record_steps and not (folder := Path(options.record_steps).parent).is_dir():
+        raise ConfigurationError(f"record_steps: {options.record_steps!r} cannot be written: there is no folder {folder}")
     return Assembly(
         engine=EngineConfig(
             model_path=str(path),
@@ -134,8 +136,10 @@ def _read_chat_template(path: str) -> str | None:
         return None
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"chat_template: cannot read {path!r}: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"chat_template: {path!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"chat_template: {path!r} is no UTF-8: {error}") from None
 
 
 async def _serve(options: ServeOptions, assembly: Assembly, console: Console) -> int:
