@@ -23,6 +23,31 @@ constexpr size_t kScoresStride = kPartTokens + 16;   // floats: rows do not fall
 constexpr int kPagesTogether = 4, kColumnTiles = 4;  // as many sums as tiles are left for
 static_assert(kPartPages % kPagesTogether == 0, "parts are of whole rounds");
 
+constexpr TileShapes whole_tiles() {
+    TileShapes shapes;
+    for (int i = 0; i < 8; ++i) shapes.with(i, 16, 64);
+    return shapes;
+}
+
+template <int kTile>
+INLINE void clear_tile() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+}
+template <int kTile>
+INLINE void load_tile(const void* rows, size_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
+}
+template <int kTile>
+INLINE void store_tile(void* rows, size_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
+}
+// sums += rows . columns. The products of all pairs' first are summed in order, those of their second likewise, and the sum
+// of the two is added.
+template <int kSums, int kRows, int kColumns>
+INLINE void multiply_bf16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kRows), "i"(kColumns));
+}
+
 static INLINE int key_steps(const AttentionView& a) { return (a.key_dim + kTileDims - 1) / kTileDims; }
 
 // Floats. Behind the scores: the queries, one page of keys and two pages of values.
@@ -219,7 +244,8 @@ static INLINE void sum_columns(const TilesOfPart& part, float* scores, int num_r
 // As attend_part, for a cache in BF16. sums: of sixteen rows more than there are, rounded up.
 static void attend_part_in_tiles(const AttentionView& a, const AttentionTile& tile, int kv_head, int part, const float* q,
                                  float* sums, float* scratch) {
-    use_whole_tiles();
+    static constexpr TileShapes kWhole = whole_tiles();
+    const TilesInUse tiles(kWhole);
     const int group = a.num_heads / a.num_kv_heads, num_rows = tile.num_rows * group, steps = key_steps(a);
     const size_t width = size_t(a.num_heads) * a.head_dim, stride = size_t(a.value_dim) + 16;
     float* scores = scratch;

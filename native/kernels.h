@@ -167,6 +167,7 @@ struct Kernels {
 
     // Sampling: see sampling_rows.h.
     int64_t (*greatest)(const float* row, int64_t size);
+    int64_t (*greatest_allowed)(const float* row, int64_t size, const int32_t* allowed);
     void (*restrict_to)(float* row, int64_t size, const int32_t* allowed);
     double (*weigh)(const float* row, int64_t size, float greatest, float temperature, float* weights, double* stretches);
 };
@@ -177,5 +178,8 @@ constexpr int kAttentionRows = 16;  // tokens of one sequence that attend togeth
 
 // The best that this processor runs, or the one of that name; null if it has none such.
 const Kernels* find_kernels(const char* name);
+
+// Whether the processor has AMX with products of int8 and BF16, and the system grants it to this process; asked for once.
+bool has_tiles();
 
 }  // namespace headrace

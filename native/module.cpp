@@ -3,6 +3,7 @@
 // Knows Python's objects. Does not know how anything is computed.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -31,7 +33,7 @@ typedef nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> B
 typedef nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> Floats;
 typedef nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> FloatRows;
 typedef nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> LogitRows;
-typedef nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> LogitRow;
+typedef nb::ndarray<float, nb::ndim<2>, nb::device::cpu> ChangedLogitRows;
 typedef nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> AllowedBits;
 typedef nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Ids;
 typedef nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> Rows;
@@ -159,22 +161,41 @@ class Engine {
 
     // Sampling; rows are shared out among the threads
 
-    // The index of each row's greatest number, -1 where there is none that is finite.
-    std::vector<int64_t> greatest(const LogitRows& logits) {
+    // Of each row the index of the greatest number that its bits allow, where it has any: -1 where the row's greatest of all
+    // is not finite, -2 where nothing is left.
+    std::vector<int64_t> greatest(const LogitRows& logits, const std::vector<std::optional<AllowedBits>>& allowed) {
+        const int64_t size = int64_t(logits.shape(1));
+        require(allowed.size() == logits.shape(0), "bits, or none, for every row");
+        for (const auto& bits : allowed) require(!bits || int64_t(bits->shape(0)) * 32 >= size, "a bit for each token");
         std::vector<int64_t> found(logits.shape(0));
         nb::gil_scoped_release release;
-        machine_.pool().run(int(found.size()), [&](int, int row) {
-            found[size_t(row)] = machine_.kernels().greatest(logits.data() + row * logits.stride(0), int64_t(logits.shape(1)));
+        machine_.pool().run(int(found.size()), [&](int, int i) {
+            const float* row = logits.data() + i * logits.stride(0);
+            int64_t best = machine_.kernels().greatest(row, size);
+            if (best >= 0 && allowed[size_t(i)]) {
+                const int32_t* bits = allowed[size_t(i)]->data();
+                if (!(uint32_t(bits[best / 32]) >> (best % 32) & 1)) {
+                    best = machine_.kernels().greatest_allowed(row, size, bits);
+                    if (best < 0) best = -2;
+                }
+            }
+            found[size_t(i)] = best;
         });
         return found;
     }
 
-    // Takes away, in place, what has no bit. The index of the greatest number left, 0 where none is.
-    int64_t restrict_to(const LogitRow& row, const AllowedBits& allowed) {
-        const int64_t size = int64_t(row.shape(0));
-        require(int64_t(allowed.shape(0)) * 32 >= size, "a bit for each token");
-        machine_.kernels().restrict_to(row.data(), size, allowed.data());
-        return std::max<int64_t>(0, machine_.kernels().greatest(row.data(), size));
+    // Takes away, in place, what has no bit in some rows.
+    void restrict_to(const ChangedLogitRows& logits, const std::vector<std::pair<int64_t, AllowedBits>>& restrictions) {
+        const int64_t num_rows = int64_t(logits.shape(0)), size = int64_t(logits.shape(1));
+        for (const auto& [row, bits] : restrictions) {
+            require(0 <= row && row < num_rows, "no such row");
+            require(int64_t(bits.shape(0)) * 32 >= size, "a bit for each token");
+        }
+        nb::gil_scoped_release release;
+        machine_.pool().run(int(restrictions.size()), [&](int, int i) {
+            const auto& [row, bits] = restrictions[size_t(i)];
+            machine_.kernels().restrict_to(logits.data() + row * logits.stride(0), size, bits.data());
+        });
     }
 
     // draws: (row, its greatest number's index, temperature, top_k, top_p, min_p, uniform)

@@ -66,6 +66,36 @@ static int64_t greatest(const float* row, int64_t size) {
     return i;
 }
 
+// Of those that have a bit, as `restrict_to` has them: the index of the greatest number, the first among equals; -1 where none
+// is above minus infinity. The row has no NaN.
+static int64_t greatest_allowed(const float* row, int64_t size, const int32_t* allowed) {
+    constexpr int kVectorsPerWord = 32 / kPerVector;
+    Whole bit[kVectorsPerWord], word_of_best[kVectorsPerWord] = {};
+    Numbers best[kVectorsPerWord];
+    for (int i = 0; i < 32; ++i) bit[i / kPerVector][i % kPerVector] = int32_t(1u << i);
+    for (Numbers& lanes : best) lanes = Numbers{} - INFINITY;
+    const int64_t num_words = size / 32;
+    for (int64_t word = 0; word < num_words; ++word) {
+        if (allowed[word] == 0) continue;
+        for (int v = 0; v < kVectorsPerWord; ++v) {
+            const Numbers x = numbers_at(row + word * 32 + v * kPerVector);
+            const Whole is_better = ((bit[v] & allowed[word]) != 0) & (x > best[v]);
+            best[v] = is_better ? x : best[v];
+            word_of_best[v] = is_better ? Whole{} + int32_t(word) : word_of_best[v];
+        }
+    }
+    float most = -INFINITY;
+    int64_t found = -1;
+    for (int i = 0; i < 32; ++i) {
+        const float x = best[i / kPerVector][i % kPerVector];
+        const int64_t index = int64_t(word_of_best[i / kPerVector][i % kPerVector]) * 32 + i;
+        if (x > most || (x == most && x > -INFINITY && index < found)) most = x, found = index;
+    }
+    for (int64_t i = num_words * 32; i < size; ++i)
+        if (uint32_t(allowed[num_words]) >> (i % 32) & 1 && row[i] > most) most = row[i], found = i;
+    return found;
+}
+
 // Minus infinity where a bit is 0; allowed: one bit for each number, the lowest of each word first.
 static void restrict_to(float* row, int64_t size, const int32_t* allowed) {
     Whole bit[32 / kPerVector];

@@ -1,53 +1,40 @@
-// The processor's tile registers (AMX): eight of sixteen rows of 64 bytes, which it multiplies with one another.
+// The tile registers of AMX: eight of sixteen rows of 64 bytes.
 //
-// Knows instructions. Does not know what the numbers mean. Only where the compiler is told to use them.
+// Knows instructions. Does not know what is multiplied. Tiles belong to a thread, and the system saves them whenever it takes the
+// processor from a thread that uses them: a kernel holds them while it runs, and lets go of them.
+//
+// A product of tiles adds, to each of R x 16 sums, four (int8) or two (BF16) neighbours along K for each 32-bit word of a row:
+//   sums    [R][16] int32 or float32
+//   rows    [R][words] of four bytes or two BF16, neighbours along K
+//   columns [words][16] of the same: what a tile of weights holds (`kernels.h`)
 #pragma once
 
-#if defined(__AMX_BF16__)
-
-#include <cstddef>
-#include <cstdint>
-
 #include "simd.h"
+
+#if defined(__AMX_TILE__)
 
 namespace headrace {
 namespace HEADRACE_ISA {
 
-// What each of the eight holds; the processor's own layout.
+// How a kernel wants its tiles; all are zero at first.
 struct TileShapes {
-    uint8_t palette = 1, first_row = 0, unused[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    alignas(64) uint8_t bytes[64] = {1};  // palette 1: up to 16 rows of 64 bytes
+
+    // `tile`: its number, 0 to 7.
+    constexpr TileShapes& with(int tile, int num_rows, int row_bytes) {
+        bytes[16 + 2 * tile] = uint8_t(row_bytes);
+        bytes[48 + tile] = uint8_t(num_rows);
+        return *this;
+    }
 };
 
-inline thread_local bool has_whole_tiles = false;
-
-// All tiles whole, on this thread, from now on: telling the processor takes as long as a hundred products' rows.
-INLINE void use_whole_tiles() {
-    if (has_whole_tiles) return;
-    static const TileShapes shapes;
-    asm volatile("ldtilecfg %0" : : "m"(shapes));
-    has_whole_tiles = true;
-}
-
-template <int kTile>
-INLINE void clear_tile() {
-    asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
-}
-template <int kTile>
-INLINE void load_tile(const void* rows, size_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
-}
-template <int kTile>
-INLINE void store_tile(void* rows, size_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
-}
-// sums[row][column] += pairs of BF16: rows [row][pair][2], columns [pair][column][2]. The sixteen products of all pairs' first
-// are summed in order, those of their second likewise, and the sum of the two is added.
-template <int kSums, int kRows, int kColumns>
-INLINE void multiply_bf16() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kRows), "i"(kColumns));
-}
+class TilesInUse {
+  public:
+    explicit TilesInUse(const TileShapes& shapes) { _tile_loadconfig(shapes.bytes); }
+    ~TilesInUse() { _tile_release(); }
+    TilesInUse(const TilesInUse&) = delete;
+    TilesInUse& operator=(const TilesInUse&) = delete;
+};
 
 }  // namespace HEADRACE_ISA
 }  // namespace headrace

@@ -1,8 +1,9 @@
 """The sampler on numpy arrays against the one on torch tensors: the same tokens from the same logits, whatever is asked."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,8 +16,9 @@ pytest.importorskip("headrace.engine.ops.native._kernels", reason="the native ke
 from headrace.engine.mind.sampling_params import BeamSearch
 from headrace.engine.mind.step import BeamCandidates, SampledToken
 from headrace.engine.ops.native.ops import NativeOps
+from headrace.engine.worker.constraint import AllowedTokens, Constraint, Verdict
 from headrace.engine.worker.host_sampler import HostSampler
-from headrace.engine.worker.running_sequence import NOT_FINITE
+from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
 from headrace.engine.worker.sampler import Sampler
 
 
@@ -57,6 +59,58 @@ def test_both_samplers_choose_and_tell_the_same(parameters: dict[str, Any], voca
     assert ours.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-4)
     assert ours.logprobs.top_token_ids == theirs.logprobs.top_token_ids
     assert ours.logprobs.top_logprobs == pytest.approx(theirs.logprobs.top_logprobs, abs=1e-4)
+
+
+class _Form:
+    """What may come next, known beforehand."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+
+    def verdict(self) -> Verdict:
+        return self._verdict
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    asked=st.lists(st.tuples(_PARAMETERS, st.sampled_from([None, 0.0, 0.02, 0.5, 1.0])), min_size=1, max_size=6),
+    vocab_size=st.sampled_from([40, 1000, 4097]),
+    seed=st.integers(0, 1000),
+)
+def test_both_samplers_choose_the_same_under_forms_and_nothing_that_a_form_does_not_allow(
+    asked: list[tuple[dict[str, Any], float | None]], vocab_size: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(scale=3, size=(len(asked), vocab_size)).astype(np.float32)
+    are_allowed = [None if share is None else rng.random(vocab_size) < share for _, share in asked]
+
+    def sequences() -> list[RunningSequence]:
+        made = []
+        for (parameters, _), is_allowed in zip(asked, are_allowed, strict=True):
+            one = sequence(prompt=(1, 2), answer=(3, 3, 5), eos=(0,), **parameters)
+            if is_allowed is not None:
+                one.constraint = cast(Constraint, _Form(AllowedTokens(_mask(is_allowed), vocab_size)))
+            made.append(one)
+        return made
+
+    ours = host_sampler().sample(logits.copy(), sequences())
+    theirs = Sampler().sample(torch.from_numpy(logits.copy()), sequences())
+    for mine, other, is_allowed in zip(ours, theirs, are_allowed, strict=True):
+        if not isinstance(mine, SampledToken) or not isinstance(other, SampledToken):
+            assert mine == other == NOTHING_LEFT
+            continue
+        assert mine.token_id == other.token_id
+        assert is_allowed is None or is_allowed[mine.token_id]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_form_that_cannot_be_followed_says_why_and_harms_nobody_beside_it(temperature: float) -> None:
+    logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+    broken = sequence(temperature=temperature)
+    broken.constraint = cast(Constraint, _Form("it broke"))
+    first, reason, last = host_sampler().sample(logits, [sequence(temperature=0.0), broken, sequence(temperature=0.0)])
+    assert reason == "it broke"
+    assert isinstance(first, SampledToken) and isinstance(last, SampledToken)
 
 
 @settings(deadline=None, max_examples=100)
@@ -107,7 +161,7 @@ def test_the_greatest_of_a_row_is_numpys(vocab_size: int, seed: int, scale: floa
     logits = np.random.default_rng(seed).normal(scale=scale, size=(3, vocab_size)).astype(np.float32)
     logits[2] = np.round(logits[2])  # many equals
     ops = NativeOps(dtype="float32", num_threads=2)
-    assert ops.greatest(logits) == logits.argmax(axis=1).tolist()
+    assert ops.greatest(logits, [None] * 3) == logits.argmax(axis=1).tolist()
 
 
 @settings(deadline=None, max_examples=100)
@@ -119,13 +173,32 @@ def test_the_greatest_of_a_row_is_numpys(vocab_size: int, seed: int, scale: floa
 )
 def test_what_a_mask_leaves_of_a_row_is_what_has_a_bit(isa: str, vocab_size: int, seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)
-    row = np.round(rng.normal(scale=3.0, size=vocab_size)).astype(np.float32)
-    is_allowed = rng.random(vocab_size) < share
-    bits = np.packbits(np.resize(is_allowed, -(-vocab_size // 32) * 32), bitorder="little").view(np.int32)
-    expected = np.where(is_allowed, row, np.float32(-np.inf))
-    best = NativeOps(dtype="float32", num_threads=1, isa=isa).restrict(row, bits)
-    assert np.array_equal(row, expected)
-    assert best == int(expected.argmax())
+    logits = np.round(rng.normal(scale=3.0, size=(3, vocab_size))).astype(np.float32)  # many equals
+    logits[:, rng.random(vocab_size) < 0.1] = -np.inf
+    logits[:, 0] = rng.integers(-9, 9)
+    is_allowed = rng.random((3, vocab_size)) < share
+    is_allowed[2] = True
+    masks = [_mask(row) for row in is_allowed[:2]]
+    expected = np.where(is_allowed, logits, np.float32(-np.inf))
+    ops = NativeOps(dtype="float32", num_threads=2, isa=isa)
+    best = [int(row.argmax()) if row.max() > -np.inf else -2 for row in expected]
+    assert ops.greatest(logits, [*masks, None]) == best
+    ops.restrict(logits, list(enumerate(masks)))
+    assert np.array_equal(logits, expected)
+
+
+def test_a_row_that_is_not_finite_is_found_under_a_mask_that_hides_the_place() -> None:
+    logits = np.zeros((2, 100), np.float32)
+    logits[:, 70] = np.nan, np.inf
+    allows_the_first = _mask(np.arange(100) == 0)
+    assert NativeOps(dtype="float32", num_threads=1).greatest(logits, [allows_the_first] * 2) == [-1, -1]
+
+
+def _mask(is_allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    num_bits = -(-len(is_allowed) // 32) * 32
+    return np.packbits(np.concatenate((is_allowed, np.zeros(num_bits - len(is_allowed), bool))), bitorder="little").view(
+        np.int32
+    )
 
 
 @settings(deadline=None, max_examples=100)

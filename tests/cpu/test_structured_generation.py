@@ -184,6 +184,7 @@ class _BrokenMatcher:
         return False
 
     def fill(self, mask: TokenMask) -> None:
+        mask.fill(0)
         for token in self._tokens:
             mask[token // 32] |= 1 << (token % 32)
 

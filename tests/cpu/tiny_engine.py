@@ -61,7 +61,8 @@ class TinyEngine:
     def __init__(self, model: Path, *, backend: GrammarBackend | None = None) -> None:
         self.worker = Worker(WorkerConfig(model_path=str(model), dtype="float32", block_size=4), lambda *_: None)
         self.worker.allocate_kv_cache(256)
-        self.masks = Masks(FormCache(backend or make_backend("llguidance", VOCABULARY)), VOCABULARY)
+        self.forms = FormCache(backend or make_backend("llguidance", VOCABULARY))
+        self.masks = Masks(self.forms, VOCABULARY)
         self.worker.enforce_forms(self.masks)
         self.core = self._new_core({})
         self._num_requests = 0
@@ -82,6 +83,8 @@ class TinyEngine:
         """All requests together, to their end."""
         outcomes = {request.request_id: [Outcome() for _ in range(request.num_sequences)] for request in requests}
         for request in requests:
+            if request.structured_output is not None:
+                self.forms.get(request.structured_output)
             self.core.add_request(request, Nanos(0))
         in_flight: deque[StepPlan] = deque()
         while self.core.has_unfinished_requests or in_flight:

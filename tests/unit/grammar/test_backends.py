@@ -77,6 +77,25 @@ def test_a_json_schema_accepts_its_instances_and_nothing_else(backend: GrammarBa
     assert accepts(backend, form(OutputKind.JSON_SCHEMA, PERSON), answer) is is_valid
 
 
+def test_a_mask_is_written_over_whatever_stood_there(backend: GrammarBackend) -> None:
+    def masks(stood_there: int) -> list[bytes]:
+        matcher, mask = backend.compile(wanted).matcher(), np.empty(VOCABULARY.num_mask_words, dtype=np.int32)
+        written = []
+        for token in LongTokenizer().encode("ab水é9"):
+            mask.fill(stood_there)
+            matcher.fill(mask)
+            written.append(mask.tobytes())
+            assert matcher.accept(token)
+        mask.fill(stood_there)
+        matcher.fill(mask)
+        return [*written, mask.tobytes()]
+
+    for wanted in (form(OutputKind.REGEX, "[a-z]+水.[0-9]"), form(OutputKind.REGEX, "(.|\\n)*")):
+        written = masks(0)
+        assert len(set(written)) > 1 or wanted.text != "[a-z]+水.[0-9]"
+        assert masks(-1) == written
+
+
 def test_the_first_mask_is_the_same_however_often_and_after_whatever_it_is_asked(llguidance: GrammarBackend) -> None:
     compiled = llguidance.compile(form(OutputKind.REGEX, "[ab]x"))
     first, second = compiled.matcher(), compiled.matcher()

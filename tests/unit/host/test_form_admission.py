@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 from tests.unit.grammar.vocabularies import vocabulary
 from tests.unit.host.fakes import FakeCore, ManualExecutor, SteppingClock, make_request
 
-from headrace.base.errors import InvalidRequestError
+from headrace.base.errors import HeadraceError, InvalidRequestError, OverloadedError
 from headrace.base.ids import RequestId
-from headrace.engine.grammar.cache import FormCache
+from headrace.engine.grammar.cache import MAX_CHARACTERS, FormCache
 from headrace.engine.grammar.protocol import CompiledForm, Matcher, Vocabulary
 from headrace.engine.host.connection import Connection, client_end, engine_end
 from headrace.engine.host.grammar import FormCompiler
@@ -30,24 +31,31 @@ from headrace.engine.mind.request import Request
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
 
-Done = Callable[[InvalidRequestError | None], None]
+Done = Callable[[CompiledForm | InvalidRequestError], None]
 
 
-def formed(name: str, text: str = "a") -> Request:
+def formed(name: str, text: str = "a", *, n: int = 1) -> Request:
     form = StructuredOutput(kind=OutputKind.REGEX, text=text, field="structured_outputs.regex")
     sampling = SamplingParams(max_tokens=3)
-    return Request(request_id=RequestId(name), prompt_token_ids=(1,), sampling=sampling, structured_output=form)
+    return Request(
+        request_id=RequestId(name), prompt_token_ids=(1,), sampling=sampling, num_sequences=n, structured_output=form
+    )
+
+
+class NoForm:
+    def matcher(self) -> Matcher:
+        raise AssertionError("nobody follows it")
 
 
 class ManualForms:
     """Forms are ready when a test says so."""
 
     def __init__(self) -> None:
-        self.ready: set[str] = set()
+        self.ready: dict[str, CompiledForm] = {}
         self.asked: dict[str, Done] = {}
 
-    def is_ready(self, wanted: StructuredOutput) -> bool:
-        return wanted.text in self.ready
+    def find(self, wanted: StructuredOutput) -> CompiledForm | None:
+        return self.ready.get(wanted.text)
 
     def compile(self, wanted: StructuredOutput, done: Done) -> None:
         self.asked[wanted.text] = done
@@ -62,8 +70,9 @@ class Stage:
         self.line: Connection[EngineMessage, ClientMessage] = engine_end(endpoint)
         self.core = FakeCore()
         self.forms = ManualForms()
+        self.executor = ManualExecutor()
         loop = EngineLoop(
-            core=self.core, executor=ManualExecutor(), connection=self.line, clock=SteppingClock(), forms=self.forms
+            core=self.core, executor=self.executor, connection=self.line, clock=SteppingClock(), forms=self.forms
         )
         self.thread = threading.Thread(target=loop.run, daemon=True)
         self.line.send(Stats())
@@ -107,13 +116,13 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 def test_a_request_is_admitted_when_its_form_is_compiled_and_others_pass_it(stage: Stage) -> None:
     stage.send(AddRequest(formed("a")), AddRequest(make_request("free")))
     assert stage.admitted == ["free"]
-    stage.forms.asked["a"](None)
+    stage.forms.asked["a"](NoForm())
     stage.settle()
     assert stage.admitted == ["free", "a"]
 
 
 def test_a_form_that_is_ready_admits_at_once(stage: Stage) -> None:
-    stage.forms.ready.add("a")
+    stage.forms.ready["a"] = NoForm()
     stage.send(AddRequest(formed("a")))
     assert stage.admitted == ["a"]
 
@@ -121,7 +130,7 @@ def test_a_form_that_is_ready_admits_at_once(stage: Stage) -> None:
 def test_a_form_that_cannot_be_enforced_refuses_its_request_alone(stage: Stage) -> None:
     stage.send(AddRequest(formed("bad", "(")), AddRequest(formed("good")))
     stage.forms.asked["("](InvalidRequestError("no", param="structured_outputs.regex"))
-    stage.forms.asked["a"](None)
+    stage.forms.asked["a"](NoForm())
     [refusal] = stage.settle()
     assert refusal == RequestRefused(RequestId("bad"), "InvalidRequestError", "no", "structured_outputs.regex")
     assert stage.admitted == ["good"]
@@ -129,15 +138,94 @@ def test_a_form_that_cannot_be_enforced_refuses_its_request_alone(stage: Stage) 
 
 def test_a_client_that_leaves_before_its_form_is_compiled_is_never_admitted(stage: Stage) -> None:
     stage.send(AddRequest(formed("a")), Abort((RequestId("a"),)))
-    stage.forms.asked["a"](None)
+    stage.forms.asked["a"](NoForm())
     assert stage.settle() == []
     assert stage.admitted == []
 
 
-def test_an_id_that_waits_for_its_form_is_in_use(stage: Stage) -> None:
-    [refusal] = stage.send(AddRequest(formed("a")), AddRequest(formed("a", "b")))
+@pytest.mark.parametrize("other", [formed("a", "b"), make_request("a")])
+def test_an_id_that_waits_for_its_form_is_in_use(stage: Stage, other: Request) -> None:
+    [refusal] = stage.send(AddRequest(formed("a")), AddRequest(other))
     assert isinstance(refusal, RequestRefused)
     assert refusal.param == "request_id"
+
+
+def test_an_id_whose_answer_is_being_written_is_in_use_and_keeps_its_form(stage: Stage) -> None:
+    stage.forms.ready["a"] = NoForm()
+    held = weakref.ref(stage.forms.ready["a"])
+    [refusal] = stage.send(AddRequest(formed("a")), AddRequest(formed("a")))
+    assert isinstance(refusal, RequestRefused)
+    stage.forms.ready.clear()
+    stage.settle()
+    assert held() is not None
+
+
+# How long a form is held, and how many
+
+
+def complete(stage: Stage, num_steps: int) -> list[EngineMessage]:
+    said: list[EngineMessage] = []
+    for _ in range(num_steps):
+        stage.executor.complete_one()
+        said.append(stage.next_message())
+    return said + stage.settle()
+
+
+def test_a_form_is_held_until_the_last_answer_of_its_request_has_ended(stage: Stage) -> None:
+    request = formed("a", n=2)
+    stage.send(AddRequest(request))
+    form = NoForm()
+    held = weakref.ref(form)
+    stage.forms.asked.pop("a")(form)
+    del form
+    stage.send(Abort((RequestId("a"),), 0))
+    assert held() is not None
+    complete(stage, num_steps=2)
+    assert held() is not None
+    complete(stage, num_steps=1)
+    assert held() is None
+
+
+@pytest.mark.parametrize("refusal", [InvalidRequestError("no"), OverloadedError("no")])
+def test_nothing_is_held_for_a_request_that_was_refused(stage: Stage, refusal: HeadraceError) -> None:
+    stage.core.refusal = refusal
+    form = NoForm()
+    held = weakref.ref(form)
+    stage.send(AddRequest(formed("a")))
+    stage.forms.asked.pop("a")(form)
+    del form
+    stage.settle()
+    refusal.with_traceback(None)  # it has seen the form
+    assert held() is None
+
+
+def test_so_many_forms_are_held_and_the_next_is_not_even_compiled_until_there_is_room(stage: Stage) -> None:
+    long = MAX_CHARACTERS // 2
+    first, second, third = ("a" * long, "b" * long, "c" * long)
+    stage.forms.ready |= {first: NoForm(), second: NoForm()}
+    stage.send(AddRequest(formed("1", first)), AddRequest(formed("2", second)), AddRequest(formed("3", third)))
+    stage.send(AddRequest(formed("gone", third)), Abort((RequestId("gone"),)))
+    stage.send(AddRequest(formed("again", first)), AddRequest(make_request("free")))
+    assert stage.admitted == ["1", "2", "free"], "first come, first served, and free answers pass"
+    assert not stage.forms.asked
+    stage.send(Abort((RequestId("2"),)))
+    assert list(stage.forms.asked) == [third]
+    assert stage.admitted == ["1", "2", "free", "again"]
+    stage.forms.asked[third](NoForm())
+    stage.settle()
+    assert stage.admitted[-1] == "3"
+    assert "gone" not in stage.admitted
+
+
+def test_a_form_that_waits_for_room_is_refused_in_its_turn_and_those_behind_it_go_on(stage: Stage) -> None:
+    long = MAX_CHARACTERS
+    first, bad, last = "a" * long, "(" * long, "b" * long
+    stage.forms.ready |= {first: NoForm(), last: NoForm()}
+    stage.send(AddRequest(formed("1", first)), AddRequest(formed("2", bad)), AddRequest(formed("3", last)))
+    stage.send(Abort((RequestId("1"),)))
+    stage.forms.asked[bad](InvalidRequestError("no"))
+    assert any(isinstance(message, RequestRefused) for message in stage.settle())
+    assert stage.admitted == ["1", "3"]
 
 
 # The compiler and the cache
@@ -154,12 +242,7 @@ class CountingBackend:
         self.compiled.append(wanted.text)
         if self.problem is not None:
             raise self.problem
-        return _NoForm()
-
-
-class _NoForm:
-    def matcher(self) -> Matcher:
-        raise AssertionError("nobody follows it")
+        return NoForm()
 
 
 def regex(text: str, **fields: str) -> StructuredOutput:
@@ -175,7 +258,7 @@ def test_a_form_is_compiled_once_whoever_asks_for_it() -> None:
     for thread in threads:
         thread.join()
     assert backend.compiled == ["a"]
-    assert cache.is_ready(regex("a"))
+    assert cache.find(regex("a")) is not None
 
 
 def test_the_form_that_was_asked_for_longest_ago_makes_room() -> None:
@@ -187,6 +270,35 @@ def test_the_form_that_was_asked_for_longest_ago_makes_room() -> None:
     assert len(cache) == 2
 
 
+def test_asking_for_a_form_that_is_ready_counts_as_asking_for_it() -> None:
+    backend = CountingBackend()
+    cache = FormCache(backend, capacity=2)
+    for text in ("a", "b"):
+        cache.get(regex(text))
+    assert cache.find(regex("a")) is not None
+    for text in ("c", "a"):
+        cache.get(regex(text))
+    assert backend.compiled == ["a", "b", "c"]
+
+
+def test_a_form_that_somebody_holds_is_never_compiled_again_however_many_others_are() -> None:
+    backend = CountingBackend()
+    cache = FormCache(backend, capacity=2)
+    held = cache.get(regex("held"))
+    for i in range(10):
+        cache.get(regex(str(i)))
+    assert cache.find(regex("held")) is held
+    for i in range(10):
+        cache.get(regex(str(i)))
+    assert cache.get(regex("held")) is held
+    assert backend.compiled.count("held") == 1
+    assert len(cache) == 2
+    for i in range(10):
+        cache.get(regex(str(i)))
+    del held
+    assert cache.find(regex("held")) is None
+
+
 def test_few_long_forms_are_kept_as_many_short_ones_would_be() -> None:
     backend = CountingBackend()
     cache = FormCache(backend, max_characters=10)
@@ -195,7 +307,7 @@ def test_few_long_forms_are_kept_as_many_short_ones_would_be() -> None:
     assert backend.compiled == ["aaaa", "bbbb", "cccc", "aaaa"]
     cache.get(regex("d" * 100))
     assert len(cache) == 1
-    assert cache.is_ready(regex("d" * 100))
+    assert cache.find(regex("d" * 100)) is not None
 
 
 def test_a_form_that_could_not_be_compiled_is_not_kept() -> None:
@@ -206,7 +318,7 @@ def test_a_form_that_could_not_be_compiled_is_not_kept() -> None:
         with pytest.raises(InvalidRequestError):
             cache.get(regex("a"))
     assert len(cache) == 0
-    assert not cache.is_ready(regex("a"))
+    assert cache.find(regex("a")) is None
 
 
 def test_options_that_change_a_form_make_it_another() -> None:
@@ -224,11 +336,11 @@ def test_whatever_goes_wrong_while_compiling_concerns_one_request(problem: Excep
     backend = CountingBackend()
     backend.problem = problem
     compiler = FormCompiler(lambda: (vocabulary(), FormCache(backend)))
-    heard: list[InvalidRequestError | None] = []
+    heard: list[CompiledForm | InvalidRequestError] = []
     rang = threading.Event()
 
-    def done(error: InvalidRequestError | None) -> None:
-        heard.append(error)
+    def done(form: CompiledForm | InvalidRequestError) -> None:
+        heard.append(form)
         rang.set()
 
     compiler.compile(regex("a", field="f"), done)
@@ -241,7 +353,7 @@ def test_whatever_goes_wrong_while_compiling_concerns_one_request(problem: Excep
     first, second = heard
     assert isinstance(first, InvalidRequestError)
     assert first.param == "f"
-    assert second is None
+    assert isinstance(second, NoForm)
 
 
 def test_a_vocabulary_is_read_when_a_form_is_first_asked_for_and_once() -> None:
@@ -253,14 +365,14 @@ def test_a_vocabulary_is_read_when_a_form_is_first_asked_for_and_once() -> None:
         return vocabulary(), FormCache(CountingBackend())
 
     compiler = FormCompiler(load)
-    assert not compiler.is_ready(regex("a"))
+    assert compiler.find(regex("a")) is None
     assert num_loads == 0
-    heard: queue.SimpleQueue[InvalidRequestError | None] = queue.SimpleQueue()
+    heard: queue.SimpleQueue[CompiledForm | InvalidRequestError] = queue.SimpleQueue()
     for pattern in ("a", "b"):
         compiler.compile(regex(pattern), heard.put)
-    assert heard.get(timeout=10) is None
-    assert heard.get(timeout=10) is None
-    assert compiler.is_ready(regex("a"))
+    assert isinstance(heard.get(timeout=10), NoForm)
+    assert isinstance(heard.get(timeout=10), NoForm)
+    assert compiler.find(regex("a")) is not None
     assert num_loads == 1
     compiler.close()
 
@@ -270,16 +382,16 @@ def test_a_vocabulary_that_cannot_be_read_refuses_forms_and_nothing_else() -> No
         raise OSError("no such file")
 
     compiler = FormCompiler(load)  # type: ignore[arg-type]
-    heard: list[InvalidRequestError | None] = []
+    heard: list[CompiledForm | InvalidRequestError] = []
     rang = threading.Event()
 
-    def done(error: InvalidRequestError | None) -> None:
-        heard.append(error)
+    def done(form: CompiledForm | InvalidRequestError) -> None:
+        heard.append(form)
         rang.set()
 
     compiler.compile(regex("a", field="f"), done)
     assert rang.wait(10)
     compiler.close()
-    assert heard[0] is not None
+    assert isinstance(heard[0], InvalidRequestError)
     assert "no such file" in str(heard[0])
-    assert not compiler.is_ready(regex("a"))
+    assert compiler.find(regex("a")) is None

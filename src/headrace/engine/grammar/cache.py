@@ -3,9 +3,10 @@
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
+from weakref import WeakValueDictionary
 
 from headrace.engine.grammar.protocol import CompiledForm, GrammarBackend
-from headrace.engine.mind.structured_output import StructuredOutput
+from headrace.engine.mind.structured_output import ContentKey, StructuredOutput
 
 DEFAULT_CAPACITY = 256
 MAX_CHARACTERS = 4_000_000
@@ -14,7 +15,7 @@ MAX_CHARACTERS = 4_000_000
 
 class FormCache:
     """Safe to use from several threads. A form that is being compiled is compiled once, whoever asks meanwhile; one that
-    could not be compiled is not kept."""
+    could not be compiled is not kept. A form that made room for others is still found here as long as somebody holds it."""
 
     def __init__(
         self, backend: GrammarBackend, capacity: int = DEFAULT_CAPACITY, max_characters: int = MAX_CHARACTERS
@@ -24,44 +25,68 @@ class FormCache:
         self._backend = backend
         self._capacity = capacity
         self._max_characters = max_characters
-        self._forms: OrderedDict[bytes, Future[CompiledForm]] = OrderedDict()  # least recently asked for first
-        self._lengths: dict[bytes, int] = {}
+        self._forms: OrderedDict[ContentKey, Future[CompiledForm]] = OrderedDict()  # least recently asked for first
+        self._held: WeakValueDictionary[ContentKey, CompiledForm] = WeakValueDictionary()
+        """All that are compiled: those that are kept here, and those that only others hold."""
+        self._lengths: dict[ContentKey, int] = {}
         self._num_characters = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._forms)
 
-    def is_ready(self, wanted: StructuredOutput) -> bool:
-        """Whether `get` would return at once."""
-        form = self._forms.get(wanted.content_key)
-        return form is not None and form.done()
+    def find(self, wanted: StructuredOutput) -> CompiledForm | None:
+        """What `get` would return at once; None where it would have to compile, or to wait for somebody who does."""
+        with self._lock:
+            form = self._known(wanted)
+            if form is None or not form.done():
+                return None
+            self._keep(wanted, form)
+        return form.result()
 
     def get(self, wanted: StructuredOutput) -> CompiledForm:
         """Compiled now or before. Raises InvalidRequestError where the form cannot be enforced."""
-        key = wanted.content_key
         with self._lock:
-            form = self._forms.get(key)
-            is_mine = form is None
-            if form is None:
-                form = self._forms[key] = Future()
-                self._lengths[key] = len(wanted.text)
-                self._num_characters += len(wanted.text)
-            self._forms.move_to_end(key)
-            while len(self._forms) > self._capacity or (
-                len(self._forms) > 1 and self._num_characters > self._max_characters
-            ):
-                self._drop(next(iter(self._forms)))
-        if is_mine:
-            try:
-                form.set_result(self._backend.compile(wanted))
-            except BaseException as error:
-                with self._lock:
-                    if self._forms.get(key) is form:
-                        self._drop(key)
-                form.set_exception(error)
+            known = self._known(wanted)
+            form = Future() if known is None else known
+            self._keep(wanted, form)
+        if known is None:
+            self._compile(wanted, form)
         return form.result()
 
-    def _drop(self, key: bytes) -> None:
+    def _compile(self, wanted: StructuredOutput, form: Future[CompiledForm]) -> None:
+        key = wanted.content_key
+        try:
+            compiled = self._backend.compile(wanted)
+        except BaseException as error:
+            with self._lock:
+                if self._forms.get(key) is form:
+                    self._drop(key)
+            form.set_exception(error)
+        else:
+            with self._lock:
+                self._held[key] = compiled
+            form.set_result(compiled)
+
+    def _known(self, wanted: StructuredOutput) -> Future[CompiledForm] | None:
+        """Compiled, or being compiled."""
+        key = wanted.content_key
+        if (form := self._forms.get(key)) is None and (held := self._held.get(key)) is not None:
+            form = Future()
+            form.set_result(held)
+        return form
+
+    def _keep(self, wanted: StructuredOutput, form: Future[CompiledForm]) -> None:
+        """As the last that was asked for; those asked for longest ago make room."""
+        key = wanted.content_key
+        if key not in self._forms:
+            self._forms[key] = form
+            self._lengths[key] = len(wanted.text)
+            self._num_characters += len(wanted.text)
+        self._forms.move_to_end(key)
+        while len(self._forms) > self._capacity or (len(self._forms) > 1 and self._num_characters > self._max_characters):
+            self._drop(next(iter(self._forms)))
+
+    def _drop(self, key: ContentKey) -> None:
         del self._forms[key]
         self._num_characters -= self._lengths.pop(key)

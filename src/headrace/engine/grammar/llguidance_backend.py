@@ -84,6 +84,9 @@ class LlguidanceMatcher:
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
         self._first_mask = first_mask
+        self._filled: TokenMask | None = None
+        """Where the last mask was written, and its address: as a rule they are always written to the same place."""
+        self._address = 0
 
     def accept(self, token_id: int) -> bool:
         self._first_mask = None
@@ -94,7 +97,9 @@ class LlguidanceMatcher:
             mask[:] = self._first_mask
             return
         if not self._matcher.is_stopped():
-            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if mask is not self._filled:
+                self._filled, self._address = mask, mask.ctypes.data
+            self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
             return
         mask.fill(0)  # the form is complete, and nothing can follow
         for token_id in self._eos_token_ids:

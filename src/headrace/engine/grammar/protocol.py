@@ -45,7 +45,7 @@ class Matcher(Protocol):
         ...
 
     def fill(self, mask: TokenMask) -> None:
-        """Writes which tokens may come next; end-of-text tokens where the form may end here."""
+        """Writes which tokens may come next, over whatever stood there; end-of-text tokens where the form may end here."""
         ...
 
     def may_end(self) -> bool:

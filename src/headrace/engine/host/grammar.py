@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.base.errors import HeadraceError, InvalidRequestError
 from headrace.engine.grammar.cache import FormCache
-from headrace.engine.grammar.protocol import Vocabulary
+from headrace.engine.grammar.protocol import CompiledForm, Vocabulary
 from headrace.engine.grammar.registry import make_backend
 from headrace.engine.host.generation import Tokenizer
 from headrace.engine.mind.structured_output import StructuredOutput
@@ -17,8 +17,9 @@ from headrace.engine.mind.structured_output import StructuredOutput
 _NUM_THREADS = 4
 """So many forms may be compiled at once: one that takes long does not hold up the others."""
 
-Compiled = Callable[[InvalidRequestError | None], None]
-"""Hears that a form is ready, or why it cannot be enforced."""
+Compiled = Callable[[CompiledForm | InvalidRequestError], None]
+"""Hears that a form is ready, or why it cannot be enforced. As long as somebody holds what is given here, an answer that
+begins to take the form finds it, however many others were compiled since."""
 
 
 class FormCompiler:
@@ -31,12 +32,12 @@ class FormCompiler:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="headrace-forms")
         self._loaded: Future[tuple[Vocabulary, FormCache]] | None = None
 
-    def is_ready(self, wanted: StructuredOutput) -> bool:
-        """Whether the form can be used at once."""
+    def find(self, wanted: StructuredOutput) -> CompiledForm | None:
+        """The form, if it can be used at once."""
         loaded = self._loaded
         if loaded is None or not loaded.done() or loaded.exception() is not None:
-            return False
-        return loaded.result()[1].is_ready(wanted)
+            return None
+        return loaded.result()[1].find(wanted)
 
     def compile(self, wanted: StructuredOutput, done: Compiled) -> None:
         """Calls `done` from a thread, once."""
@@ -50,14 +51,14 @@ class FormCompiler:
     def _compile(self, loaded: Future[tuple[Vocabulary, FormCache]], wanted: StructuredOutput, done: Compiled) -> None:
         try:
             _, forms = loaded.result()
-            forms.get(wanted)
+            form = forms.get(wanted)
         except InvalidRequestError as error:
             done(error)
         except Exception as error:
             # Whatever a library makes of a stranger's grammar, it concerns that stranger's request alone.
             done(InvalidRequestError(f"{wanted.field} cannot be enforced: {_described(error)}", param=wanted.field))
         else:
-            done(None)
+            done(form)
 
 
 def load_vocabulary(model_path: Path, *, num_logits: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:

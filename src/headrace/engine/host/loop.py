@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import zmq
@@ -22,7 +23,9 @@ import zmq
 from headrace.base.clock import Clock, Nanos
 from headrace.base.errors import HeadraceError, InvalidRequestError, OverloadedError
 from headrace.base.ids import RequestId, StepId
+from headrace.engine.grammar.protocol import CompiledForm
 from headrace.engine.host.connection import Connection
+from headrace.engine.host.forms_in_use import FormsInUse
 from headrace.engine.host.messages import (
     Abort,
     AddRequest,
@@ -74,8 +77,8 @@ class Recorder(Protocol):
 class Forms(Protocol):
     """Who makes forms of answers ready: `grammar.FormCompiler`."""
 
-    def is_ready(self, wanted: StructuredOutput) -> bool: ...
-    def compile(self, wanted: StructuredOutput, done: Callable[[InvalidRequestError | None], None]) -> None: ...
+    def find(self, wanted: StructuredOutput) -> CompiledForm | None: ...
+    def compile(self, wanted: StructuredOutput, done: Callable[[CompiledForm | InvalidRequestError], None]) -> None: ...
 
 
 class Doorbell:
@@ -141,9 +144,14 @@ class EngineLoop:
         self._completed: deque[StepResult | BaseException] = deque()
         self._awaiting_form: dict[RequestId, Request] = {}
         """Requests whose answers must have a form that is not compiled yet: the mind does not know of them."""
-        self._compiled: deque[tuple[Request, InvalidRequestError | None]] = deque()
+        self._awaiting_room: deque[Request] = deque()
+        """Those of them whose form is not even asked for, since too much is held already."""
+        self._compiled: deque[tuple[Request, CompiledForm | InvalidRequestError]] = deque()
         self._num_unfinished: dict[RequestId, int] = {}
         """Continuations of each request that have not ended: what a shutdown has to abort."""
+        self._forms_in_use = FormsInUse()
+        """Held here, a form is there whenever an answer begins to take it, be it after much thinking, or again after a
+        preemption."""
         self._step_token_counts: list[int] = []
         """Tokens of each step planned since stats were last sent."""
         self._is_unchecked = False
@@ -176,6 +184,7 @@ class EngineLoop:
         wants_stats = self._take_messages(now, updates)
         self._take_compiled(now)
         num_results = self._take_results(now, updates)
+        self._ask_for_forms(now)  # those of requests that ended make room
         self._plan_steps(now)
         # The last step of a busy time may change no answer and still give blocks back: that is told too.
         goes_idle = num_results > 0 and not updates and self._core.is_idle
@@ -205,7 +214,8 @@ class EngineLoop:
                     self._receive(request, now)
                 case Abort(request_ids, sample_index):
                     for request_id in request_ids:
-                        self._awaiting_form.pop(request_id, None)
+                        if self._awaiting_form.pop(request_id, None) is not None:
+                            self._forms_in_use.release(request_id)
                         self._abort(request_id, now, updates, sample_index)
                 case Ping():
                     wants_stats = True
@@ -220,32 +230,53 @@ class EngineLoop:
 
     def _receive(self, request: Request, now: Nanos) -> None:
         """To the mind, unless the answer must have a form that is not ready."""
-        wanted, forms = request.structured_output, self._forms
-        if wanted is None or (forms is not None and forms.is_ready(wanted)):
-            self._add(request, now)
-        elif forms is None:
-            self._refuse(request, InvalidRequestError("this engine does not enforce forms of answers", param=wanted.field))
-        elif request.request_id in self._awaiting_form:
+        wanted = request.structured_output
+        if request.request_id in self._awaiting_form or request.request_id in self._num_unfinished:
             self._refuse(request, InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id"))
+        elif wanted is None:
+            self._add(request, now)
+        elif self._forms is None:
+            self._refuse(request, InvalidRequestError("this engine does not enforce forms of answers", param=wanted.field))
         else:
             self._awaiting_form[request.request_id] = request
-            forms.compile(wanted, lambda problem: self._form_done(request, problem))
+            self._awaiting_room.append(request)
+            self._ask_for_forms(now)
 
-    def _form_done(self, request: Request, problem: InvalidRequestError | None) -> None:
+    def _ask_for_forms(self, now: Nanos) -> None:
+        """First come, first served, as far as there is room."""
+        while self._awaiting_room:
+            request = self._awaiting_room[0]
+            wanted, forms = request.structured_output, self._forms
+            assert wanted is not None and forms is not None, "only a request with a form waits for room"
+            if self._awaiting_form.get(request.request_id) is request:  # else its client has gone
+                if not self._forms_in_use.has_room(wanted):
+                    return
+                self._forms_in_use.reserve(request.request_id, wanted)
+                if (form := forms.find(wanted)) is not None:
+                    self._take_form(request, form, now)
+                else:
+                    forms.compile(wanted, partial(self._form_done, request))
+            self._awaiting_room.popleft()
+
+    def _form_done(self, request: Request, form: CompiledForm | InvalidRequestError) -> None:
         """Called from a thread of the compiler's."""
-        self._compiled.append((request, problem))
+        self._compiled.append((request, form))
         self._doorbell.ring()
 
     def _take_compiled(self, now: Nanos) -> None:
         while self._compiled:
-            request, problem = self._compiled.popleft()
-            if self._awaiting_form.get(request.request_id) is not request:
-                continue  # its client has gone
-            del self._awaiting_form[request.request_id]
-            if problem is None:
-                self._add(request, now)
-            else:
-                self._refuse(request, problem)
+            request, form = self._compiled.popleft()
+            if self._awaiting_form.get(request.request_id) is request:  # else its client has gone
+                self._take_form(request, form, now)
+
+    def _take_form(self, request: Request, form: CompiledForm | InvalidRequestError, now: Nanos) -> None:
+        del self._awaiting_form[request.request_id]
+        if isinstance(form, InvalidRequestError):
+            self._forms_in_use.release(request.request_id)
+            self._refuse(request, form)
+        else:
+            self._forms_in_use.hold(request.request_id, form)
+            self._add(request, now)
 
     def _refuse(self, request: Request, error: InvalidRequestError | OverloadedError) -> None:
         param = error.param if isinstance(error, InvalidRequestError) else None
@@ -256,6 +287,7 @@ class EngineLoop:
         try:
             self._core.add_request(request, now)
         except (InvalidRequestError, OverloadedError) as error:
+            self._forms_in_use.release(request.request_id)
             self._refuse(request, error)
         else:
             self._num_unfinished[request.request_id] = request.num_sequences
@@ -292,6 +324,7 @@ class EngineLoop:
                     self._num_unfinished[update.request_id] = remaining
                 else:
                     del self._num_unfinished[update.request_id]
+                    self._forms_in_use.release(update.request_id)
 
     # What comes next
 

@@ -4,8 +4,8 @@ Knows kinds of form and their text. Does not know tokens, nor how a form is comp
 mind carries it to the workers and decides nothing by it.
 """
 
-import hashlib
 from enum import StrEnum
+from typing import TypeAlias
 
 import msgspec
 
@@ -21,6 +21,9 @@ class OutputKind(StrEnum):
     """`text` is a grammar, in GBNF (rules are written `name ::=`) or in Lark's notation (`name:`)."""
     STRUCTURAL_TAG = "structural_tag"
     """`text` is a JSON object that says which tags the text may hold, and what stands in them."""
+
+
+ContentKey: TypeAlias = tuple[OutputKind, str, bool, str | None, bool]
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,13 +42,13 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     end there. Empty: it begins with the answer."""
 
     @property
-    def content_key(self) -> bytes:
-        """Equal where the compiled form is: a hash of all that decides it."""
-        decisive = (
-            self.kind.value,
+    def content_key(self) -> ContentKey:
+        """Equal where the compiled form is: all that decides it. Not a digest, since a text remembers its hash: a schema of
+        100 kB is then read once, however often it is looked up."""
+        return (
+            self.kind,
             self.text,
             self.disable_any_whitespace,
             self.whitespace_pattern,
             self.disable_additional_properties,
         )
-        return hashlib.blake2b(msgspec.msgpack.encode(decisive), digest_size=16).digest()

@@ -62,6 +62,8 @@ class Constraint:
         self._pending: list[int] = list(answer)
         """Tokens that the form has not been advanced by yet."""
         self._matcher: Matcher | None = None
+        self._allowed: AllowedTokens | None = None
+        """Of the last mask: what was written there before is of no use once the next is asked for."""
         self._recent: list[int] = []
         """The last tokens before the form begins."""
         self._has_ended = False
@@ -100,13 +102,13 @@ class Constraint:
         if self._matcher is None and not self._begins_here():
             return _allowed(_all_but(vocabulary.eos_token_ids, vocabulary.num_mask_words), vocabulary)
         matcher = self._begun(forms)
-        mask: TokenMask = np.zeros(vocabulary.num_mask_words, dtype=np.int32)
+        if self._allowed is None:
+            self._allowed = _allowed(np.empty(vocabulary.num_mask_words, dtype=np.int32), vocabulary)
+        mask = self._allowed.mask
         matcher.fill(mask)
         if problem := matcher.failure():
             return f"the form of the answer cannot be followed any further: {problem}"
-        if not mask.any():
-            return NOTHING_ALLOWED
-        return _allowed(mask, vocabulary)
+        return self._allowed if mask.any() else NOTHING_ALLOWED
 
     def _advance(self, token_id: int, forms: FormCache, vocabulary: Vocabulary) -> str:
         """Returns what is wrong, or nothing."""
@@ -128,7 +130,9 @@ class Constraint:
 
     def _begun(self, forms: FormCache) -> Matcher:
         if self._matcher is None:
-            self._matcher = forms.get(self._wanted).matcher()
+            form = forms.find(self._wanted)
+            assert form is not None, "who asks for an answer of a form has it compiled before, and keeps it"
+            self._matcher = form.matcher()
         return self._matcher
 
 

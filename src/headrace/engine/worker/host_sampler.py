@@ -14,6 +14,7 @@ import numpy.typing as npt
 from headrace.engine.grammar.protocol import TokenMask
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
+from headrace.engine.worker.constraint import AllowedTokens, Verdict
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
 from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
@@ -24,17 +25,21 @@ Draw = tuple[int, int, float, int, float, float, float]
 """(row, its most probable token, temperature, top_k, top_p, min_p, uniform number)"""
 
 
+_NOT_FINITE = -1
+"""What `RowSampler.greatest` says instead of a token."""
+
+
 @runtime_checkable
 class RowSampler(Protocol):
     """What it asks of ops that leave their logits in the machine's memory. logits: [num_rows, vocab_size]"""
 
-    def greatest(self, logits: Floats) -> list[int]:
-        """Each row's most probable token, the lowest id among equals; -1 where the row is not finite."""
+    def greatest(self, logits: Floats, allowed: "Sequence[TokenMask | None]") -> list[int]:
+        """Each row's most probable token, the lowest id among equals, of those that its mask allows, where it has one: -1
+        where the row is not finite, -2 where nothing is left."""
         ...
 
-    def restrict(self, row: Floats, allowed: TokenMask) -> int:
-        """Leaves what the mask allows, in place. row: [vocab_size]. Returns the most probable token that is left, the lowest
-        id among equals; 0 where none is left."""
+    def restrict(self, logits: Floats, restrictions: Sequence[tuple[int, TokenMask]]) -> None:
+        """Leaves of some rows what a mask allows, in place."""
         ...
 
     def draw(self, logits: Floats, draws: list[Draw]) -> list[int]:
@@ -56,11 +61,18 @@ class HostSampler:
         `logits` up."""
         outcomes: list[SampledToken | BeamCandidates | str] = []
         draws: list[Draw] = []
+        restrictions: list[tuple[int, TokenMask]] = []
         told: dict[int, Floats] = {}
-        for row, (best, sequence) in enumerate(zip(self._rows.greatest(logits), sequences, strict=True)):
-            if not sequence.is_plain or best < 0:
+        verdicts = [s.constraint.verdict() if s.constraint is not None else None for s in sequences]
+        masks = [
+            verdict.mask if isinstance(verdict, AllowedTokens) and sequence.is_plain else None
+            for verdict, sequence in zip(verdicts, sequences, strict=True)
+        ]
+        for row, (best, sequence) in enumerate(zip(self._rows.greatest(logits, masks), sequences, strict=True)):
+            mask, verdict = masks[row], verdicts[row]
+            if best < 0 or not sequence.is_plain or isinstance(verdict, str):
                 raw = logits[row].copy() if sequence.sampling.logprobs >= 0 else None
-                problem, best = self._prepare(logits[row], best, sequence)
+                problem, best = self._prepare(logits, row, best, sequence, verdict)
                 if problem or sequence.num_candidates:
                     outcomes.append(problem or _candidates(logits[row], raw, sequence))
                     continue
@@ -69,6 +81,10 @@ class HostSampler:
             outcomes.append(SampledToken(best))
             if not sequence.sampling.is_greedy:
                 draws.append(_draw(row, best, sequence))
+                if mask is not None:
+                    restrictions.append((row, mask))
+        if restrictions:
+            self._rows.restrict(logits, restrictions)
         if draws:
             for draw, token in zip(draws, self._rows.draw(logits, draws), strict=True):
                 outcomes[draw[0]] = SampledToken(token)
@@ -79,18 +95,22 @@ class HostSampler:
                 outcomes[row] = SampledToken(outcome.token_id, logprobs)
         return outcomes
 
-    def _prepare(self, row: Floats, best: int, sequence: RunningSequence) -> tuple[str, int]:
-        """Makes of the model's logits those to choose from, in place. Returns what is wrong, and the most probable token."""
-        verdict = sequence.constraint.verdict() if sequence.constraint is not None else None  # once a step, whatever else
+    def _prepare(
+        self, logits: Floats, index: int, best: int, sequence: RunningSequence, verdict: Verdict
+    ) -> tuple[str, int]:
+        """Makes of a row of the model's logits those to choose from, in place. Returns what is wrong, and the most probable
+        token."""
         if best < 0:
-            return NOT_FINITE, best
+            return NOT_FINITE if best == _NOT_FINITE else NOTHING_LEFT, best
         if isinstance(verdict, str):
             return verdict, best
+        row = logits[index]
         if sequence.changes_logits:
             _change_logits(row, sequence)
             best = int(row.argmax())
         if verdict is not None and not (sequence.looks_for_the_best and best in verdict):
-            best = self._rows.restrict(row, verdict.mask)
+            self._rows.restrict(logits, [(index, verdict.mask)])
+            best = int(row.argmax())
         if sequence.bans_ending:
             _ban_ending(row, sequence)
             best = int(row.argmax())

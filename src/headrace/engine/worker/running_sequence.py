@@ -49,14 +49,14 @@ class RunningSequence:
         self.token_counts: TokenCounts | None = None
         """Made by the sampler where penalties ask for it."""
         self.is_plain = (
-            self.constraint is None
-            and self.thinking is None
+            self.thinking is None
             and self.num_candidates == 0
             and self.sampling.logprobs < 0
             and self.sampling.min_tokens == 0
             and not self.changes_logits
         )
-        """Its next token is chosen from the model's logits as they are, and nothing else is told: the common case."""
+        """Its next token is chosen from the model's logits as they are, or from those of them that its form allows, and
+        nothing else is told: the common case."""
         self.failure = ""
         """Why its numbers are of no use, once they are not; it then takes part in no computation."""
         self.is_known_finite = False

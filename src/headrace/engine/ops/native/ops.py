@@ -23,6 +23,9 @@ from headrace.engine.ops.protocol import AttentionShape, Forward, QKNorm, Sequen
 from headrace.engine.ops.storage import QUANTIZATIONS
 from headrace.specs.model import Activation
 
+Bits = npt.NDArray[np.int32]
+"""One for each token, lowest first: [ceil(vocab_size / 32)]."""
+
 VERSION = 3
 """Goes up whenever a kernel's results may change."""
 
@@ -230,11 +233,11 @@ class NativeOps:
 
     # Sampling, of logits that `logits` gave
 
-    def greatest(self, logits: Floats) -> list[int]:
-        return self._engine.greatest(logits)
+    def greatest(self, logits: Floats, allowed: Sequence[Bits | None]) -> list[int]:
+        return self._engine.greatest(logits, allowed)
 
-    def restrict(self, row: Floats, allowed: npt.NDArray[np.int32]) -> int:
-        return self._engine.restrict(row, allowed)
+    def restrict(self, logits: Floats, restrictions: Sequence[tuple[int, Bits]]) -> None:
+        self._engine.restrict(logits, restrictions)
 
     def draw(self, logits: Floats, draws: list[tuple[int, int, float, int, float, float, float]]) -> list[int]:
         return self._engine.draw(logits, draws)
