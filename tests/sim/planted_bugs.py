@@ -18,7 +18,7 @@ from headrace.engine.mind.request_queue import RequestQueue
 from headrace.engine.mind.scheduler import Scheduler
 from headrace.engine.mind.sequence import SequenceState
 from headrace.router.mind.disaggregation import Disaggregation, Leg, Route
-from headrace.router.mind.endpoint import Endpoint, EndpointState
+from headrace.router.mind.endpoint import Endpoint, EndpointRole, EndpointState
 from headrace.router.mind.filters import AnsweringFilter, ReadyFilter
 from headrace.router.mind.generation_fence import DispatchGate, GenerationFence
 from headrace.router.mind.membership import Membership
@@ -43,6 +43,7 @@ class PlantedBug:
 _release = BlockPool.release
 _root = PrefixCache.root
 _join = Membership.join
+_renew = RouterCore._renew
 _confirm = KVCacheManager.confirm
 _finish = Scheduler.finish
 _open_step = Scheduler._open_step
@@ -70,11 +71,11 @@ def _skip_the_fence(fence: GenerationFence, request_id: RequestId, generation: i
     return request_id in fence._generations
 
 
-def _reuse_a_dead_epoch(membership: Membership, name: str, life: int, now: Nanos) -> Endpoint:
+def _reuse_a_dead_epoch(membership: Membership, name: str, life: int, now: Nanos, role: EndpointRole) -> Endpoint:
     """Whoever comes back is given the epoch that it had."""
     known = membership.endpoint(name)
     old = known.epoch if known is not None else None
-    endpoint = _join(membership, name, life, now)
+    endpoint = _join(membership, name, life, now, role)
     if old is not None:
         endpoint.epoch = old
     return endpoint
@@ -100,9 +101,16 @@ def _send_to_the_gone(self: ReadyFilter, endpoint: Endpoint) -> bool:
     return endpoint.state is not EndpointState.DRAINING
 
 
+def _choose_by_what_was(core: RouterCore, endpoint: Endpoint) -> None:
+    """Whoever has come or gone, those who choose are not told once there are candidates."""
+    if not core._candidates.line:
+        _renew(core, endpoint)
+
+
 def _lose_what_a_gone_endpoint_had(core: RouterCore, endpoint: Endpoint, now: Nanos) -> list[object]:
     """Its requests are sent nowhere else."""
     core._membership.lose(endpoint)
+    core._renew(endpoint)
     for flight in list(core._by_endpoint[endpoint.index].values()):
         core._detach(flight)
     return []
@@ -217,6 +225,7 @@ PLANTED_BUGS = (
     PlantedBug("take work of any epoch", "messages", DispatchGate, "admits", _take_work_of_any_epoch),
     PlantedBug("send to the draining", "rollout", ReadyFilter, "passes", _send_to_the_draining),
     PlantedBug("send to the gone", "crashes", ReadyFilter, "passes", _send_to_the_gone),
+    PlantedBug("choose by what was", "crashes", RouterCore, "_renew", _choose_by_what_was),
     PlantedBug("lose what a gone endpoint had", "crashes", RouterCore, "_lose", _lose_what_a_gone_endpoint_had),
     PlantedBug("start an answer again", "crashes", RouterCore, "first_token", _start_an_answer_again),
     PlantedBug("write into shared blocks", ENGINE_ALONE, BlockPool, "is_shared", _write_into_shared_blocks),

@@ -264,6 +264,7 @@ class HostConnector:
         self.replica.end_leases_over()
         wakeup = self.replica.core.next_wakeup()
         if wakeup is not None:
+            assert wakeup > self.exchange.clock.now(), f"{self.name} keeps KV whose lease is over"
             self._wake_at(wakeup)
 
 
