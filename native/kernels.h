@@ -179,4 +179,7 @@ constexpr int kAttentionRows = 16;  // tokens of one sequence that attend togeth
 // The best that this processor runs, or the one of that name; null if it has none such.
 const Kernels* find_kernels(const char* name);
 
+// Whether the processor has AMX with products of int8 and BF16, and the system grants it to this process; asked for once.
+bool has_tiles();
+
 }  // namespace headrace

@@ -36,11 +36,22 @@ def _install(folder: Path) -> None:
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     source, build = folder / f"llama_cpp_python-{VERSION}" / "vendor" / "llama.cpp", folder / "build"
+    _keep_tile_configuration(source)
     options = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DLLAMA_OPENSSL=OFF",
                "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF",
                "-DBUILD_SHARED_LIBS=ON")  # fmt: skip
     run(["cmake", "-S", str(source), "-B", str(build), *options], log)
     run(["cmake", "--build", str(build), "--target", *_TARGETS], log)  # CMAKE_BUILD_PARALLEL_LEVEL is CMake's own to read
+
+
+def _keep_tile_configuration(source: Path) -> None:
+    """GCC 12 takes `_tile_loadconfig` to read 8 of its 64 bytes, drops what was written to the rest, and the programs die
+    of an illegal instruction where the processor has AMX."""
+    file = source / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
+    text = file.read_text()
+    load = "_tile_loadconfig(&tc);"
+    if load in text:
+        file.write_text(text.replace(load, f'asm volatile("" : : "r"(&tc) : "memory"); {load}'))
 
 
 def program(name: str) -> Path:

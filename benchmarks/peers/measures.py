@@ -4,6 +4,7 @@ Knows prompts, lengths and rounds. Does not know how results are kept.
 """
 
 import contextlib
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -237,23 +238,37 @@ def online(plan: Plan) -> list[Measured]:
     return _for_each_server(plan, figures, ask)
 
 
-_RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+_HIGHEST_RATE, _RATE_RESOLUTION = 64.0, 1.1
 
 
 def highest_rate(plan: Plan) -> list[Measured]:
-    """Upwards from the lowest, until a promise is broken."""
+    """Twice as many until a promise is broken, then halfway between what was kept and what was not, to a tenth."""
     name = f"highest rate with TTFT p95 < {TTFT_LIMIT_MS / 1000:g} s and ITL p95 < {ITL_LIMIT_MS} ms"
 
     def ask(server: Server, round_: int) -> list[float]:
-        best = 0.0
-        for rate in _RATES:
-            result = server.bench(*_traffic(rate, max(20, int(rate * 20)), round_), timeout_s=200)
-            if result["failed"] or result["p95_ttft_ms"] >= TTFT_LIMIT_MS or result["p95_itl_ms"] >= ITL_LIMIT_MS:
-                break
-            best = rate
-        return [best]
+        def keeps(rate: float) -> bool:
+            result = server.bench(*_traffic(rate, max(20, round(rate * 20)), round_), timeout_s=300)
+            is_kept = result["p95_ttft_ms"] < TTFT_LIMIT_MS and result["p95_itl_ms"] < ITL_LIMIT_MS and not result["failed"]
+            print(f"      {rate:.3g} req/s: TTFT p95 {result['p95_ttft_ms']:.0f} ms, ITL p95 {result['p95_itl_ms']:.0f} ms, "
+                  f"{result['failed']} failed", flush=True)  # fmt: skip
+            return is_kept
+
+        return [highest(keeps, lowest=0.5)]
 
     return _for_each_server(plan, [Measured(name, "req/s", False, 1.5)], ask)
+
+
+def highest(keeps: Callable[[float], bool], *, lowest: float) -> float:
+    """The highest rate that `keeps` its promises, 0 where not even the lowest does."""
+    kept, broken = 0.0, lowest
+    while keeps(broken):
+        kept, broken = broken, broken * 2
+        if kept >= _HIGHEST_RATE:
+            return kept
+    while kept and broken / kept > _RATE_RESOLUTION:
+        middle = math.sqrt(kept * broken)
+        kept, broken = (middle, broken) if keeps(middle) else (kept, middle)
+    return kept
 
 
 def start(plan: Plan) -> list[Measured]:

@@ -104,7 +104,7 @@ def _is_healthy(url: str) -> bool:
 
 def headrace(model: Path, *, max_num_seqs: int, max_model_len: int, label: str = "") -> ServerKind:
     def command(port: int) -> list[str]:
-        # As much KV as llama-server is given: in float32 it takes twice the bytes.
+        # As much KV as llama-server is given.
         return [
             sys.executable, "-m", "headrace.cli.main", "serve", str(model), "--port", str(port), "--no-access-log",
             "--max-num-seqs", str(max_num_seqs), "--max-model-len", str(max_model_len),
@@ -114,8 +114,8 @@ def headrace(model: Path, *, max_num_seqs: int, max_model_len: int, label: str =
     return ServerKind(f"headrace {label}".strip(), command)
 
 
-_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
-"""SmolLM2-135M in float32: layers, keys and values, KV heads, their size, bytes of a number."""
+_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2
+"""SmolLM2-135M in 16 bits: layers, keys and values, KV heads, their size, bytes of a number."""
 
 
 def kv_bytes(num_tokens: int) -> int:

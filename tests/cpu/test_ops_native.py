@@ -28,7 +28,7 @@ from headrace.engine.ops.native.ops import KV_DTYPES, NativeOps
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-_ALL_ISAS = ("portable", "avx2", "avx512_vnni", "avx512_bf16")
+_ALL_ISAS = ("portable", "avx2", "avx512_vnni", "avx512_bf16", "amx")
 
 
 def _has(isa: str) -> bool:
@@ -354,7 +354,7 @@ def held(case: Case, kv_dtype: str, isa: str) -> Case:
 
 
 def multiplies_bfloat16(kv_dtype: str, isa: str) -> bool:
-    return kv_dtype == "bfloat16" and isa == "avx512_bf16"
+    return kv_dtype == "bfloat16" and isa in ("avx512_bf16", "amx")
 
 
 def error_allowed(kv_dtype: str, isa: str) -> float:

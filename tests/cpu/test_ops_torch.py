@@ -258,7 +258,7 @@ def test_gated_linear_multiplies_the_activated_gate_with_the_other_projection(dt
 def test_the_bits_of_a_projected_row_do_not_depend_on_how_many_rows_there_are(dtype: str) -> None:
     ops, torch_dtype = ops_of(dtype), DTYPES[dtype]
     torch.manual_seed(0)
-    for num_in, num_out in [(576, 960), (1536, 576), (640, 2048), (96, 80)]:
+    for num_in, num_out in [(576, 960), (1536, 576), (640, 2048), (96, 80), (14336, 128)]:
         x = torch.randn(130, num_in).to(torch_dtype)
         residual = torch.randn(130, num_out).to(torch_dtype)
         with ops.computing():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks.peers import load
 from benchmarks.peers.load import OtherLoad
-from benchmarks.peers.measures import PARTS, Measured, Taken, prompts
+from benchmarks.peers.measures import PARTS, Measured, Taken, highest, prompts
 from benchmarks.peers.report import Report, bars, ordered
 
 
@@ -93,3 +93,20 @@ def test_prompts_differ_between_rounds_and_share_what_they_are_to_share() -> Non
 
 def test_parts_have_names_of_their_own() -> None:
     assert len({part.name for part in PARTS}) == len(PARTS)
+
+
+@pytest.mark.parametrize("limit", [0.3, 0.5, 0.77, 1.0, 3.1, 8.0, 23.7, 63.9, 1000.0])
+def test_the_highest_rate_is_found_to_a_tenth(limit: float) -> None:
+    asked: list[float] = []
+
+    def keeps(rate: float) -> bool:
+        asked.append(rate)
+        return rate <= limit
+
+    found = highest(keeps, lowest=0.5)
+
+    if limit < 0.5:
+        assert found == 0
+    else:
+        assert found <= limit and found * 1.1 >= min(limit, 64)
+    assert len(set(asked)) == len(asked) < 13

@@ -5,14 +5,14 @@ Knows one layer's heads and a step's placement. Does not know models.
 A row's bits must depend on its own sequence alone. The score product has a fixed inner size, and softmax and masked (zero)
 weights do not mind how far a context is padded. Two properties of float32 products do, and are dealt with here: fewer than
 four rows take another kernel, and an inner size that varies is summed in blocks that vary. oneDNN's bfloat16 products have
-neither.
+neither, save where the processor has AMX: there the values are summed in float32.
 """
 
 import torch
 import torch.nn.functional as F
 
 from headrace.engine.ops.protocol import AttentionShape, QKNorm
-from headrace.engine.ops.torch.placement import Gather, TorchPlacement, num_query_rows
+from headrace.engine.ops.torch.placement import Gather, TorchPlacement, num_query_rows, sums_values_in_float32
 
 _FLOAT32_INNER_SIZE = 128
 """Context places summed by one float32 product; several products add up in order."""
@@ -100,11 +100,12 @@ def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
 
 def _sum_values(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """weights @ values: [num_kv_heads * batch, rows, head_dim]."""
-    size = weights.shape[-1]
-    if weights.dtype != torch.float32 or size <= _FLOAT32_INNER_SIZE:
+    if not sums_values_in_float32(weights.dtype):
         return torch.bmm(weights, values)
+    dtype, size = weights.dtype, weights.shape[-1]
+    weights, values = weights.float(), values.float()
     sums = torch.bmm(weights[..., :_FLOAT32_INNER_SIZE], values[:, :_FLOAT32_INNER_SIZE])
     for start in range(_FLOAT32_INNER_SIZE, size, _FLOAT32_INNER_SIZE):
         part = slice(start, start + _FLOAT32_INNER_SIZE)
         sums.baddbmm_(weights[..., part], values[:, part])
-    return sums
+    return sums.to(dtype)

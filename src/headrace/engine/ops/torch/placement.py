@@ -26,9 +26,15 @@ MIN_FLOAT32_ROWS = 4
 """Float32 products of fewer rows take another kernel, with other bits."""
 
 
+def sums_values_in_float32(dtype: torch.dtype) -> bool:
+    """Not only where everything is float32: how oneDNN's AMX kernels cut a sum over a context depends on the number of rows
+    and on how far the context is padded."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported())
+
+
 def num_query_rows(num_wanted: int, dtype: torch.dtype) -> int:
     """How many query rows a product is given."""
-    return max(num_wanted, MIN_FLOAT32_ROWS) if dtype == torch.float32 else num_wanted
+    return max(num_wanted, MIN_FLOAT32_ROWS) if sums_values_in_float32(dtype) else num_wanted
 
 
 @dataclass(frozen=True, slots=True)
