@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "attention.h"
+#include "prepare.h"
 #include "products.h"
 #include "rows.h"
 #include "sampling_rows.h"
