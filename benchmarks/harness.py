@@ -17,6 +17,10 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from benchmarks.kernels_build import named_build, use_named_build
+
+use_named_build()
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -87,6 +91,7 @@ def circumstances() -> dict[str, object]:
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "torch": _version("torch"),
+        **({"kernels": named_build()} if named_build() else {}),
     }
 
 

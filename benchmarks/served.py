@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from benchmarks.kernels_build import named_build
 
 MODEL = "smollm2-135m"
 
@@ -37,6 +38,9 @@ class Served:
 
 @contextlib.contextmanager
 def serve(*options: str) -> Iterator[Served]:
+    assert not named_build(), (
+        "a server loads the package's own kernels: install the build to be measured, or unset HEADRACE_KERNELS"
+    )
     port = free_port()
     began = time.monotonic()
     process = subprocess.Popen(

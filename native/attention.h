@@ -7,7 +7,9 @@
 // what was computed beside it.
 #pragma once
 
+#include "attention_tiles.h"
 #include "kv_pages.h"
+#include "softmax.h"
 
 namespace headrace {
 namespace HEADRACE_ISA {
@@ -162,45 +164,6 @@ static void sum_all(const typename Words::Row* weights, const uint8_t* const* pa
 static INLINE void to_row(F x, float* out) { store(out, x); }
 static INLINE void to_row(F x, uint16_t* out) { store_bf16(out, x); }
 
-// Lanes [first, end) of x, and minus infinity elsewhere; either may lie outside 0 to 16.
-static INLINE F only_between(F x, int first, int end) {
-#if defined(__AVX512F__)
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __mmask16 inside = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(first)) &
-                             _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
-    return {_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), inside, x.v)};
-#else
-    const Int8x32 lane = {0, 1, 2, 3, 4, 5, 6, 7};
-    const Float8 nothing = broadcast8(-INFINITY);
-    return {(lane >= first) & (lane < end) ? x.a : nothing, (lane + 8 >= first) & (lane + 8 < end) ? x.b : nothing};
-#endif
-}
-
-// 2^x for x <= 0, to about two units in the last place; 1 at 0, and 0 below -126, so that what is masked vanishes. What is
-// not a number stays so. Softmax in base 2 (scores are multiplied with log2 e) spares a reduction with two constants.
-constexpr float kLog2OfE = 1.44269504088896341f;
-static INLINE F exp2_of_negative(F x) {
-    const F clamped = max(set1(-126.0f), x);
-    const F n = round_nearest(clamped), r = clamped - n;
-    F p = fma(set1(0.0013264727f), r, set1(0.009671513f));
-    p = fma(p, r, set1(0.055507336f));
-    p = fma(p, r, set1(0.24022242f));
-    p = fma(p, r, set1(0.693147f));
-    p = fma(p, r, set1(1.0f));
-    return zero_where_below(x, -126.0f, times_power_of_two(p, n));
-}
-
-static INLINE float greatest_lane(F x) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256 h = _mm256_max_ps((__m256)x.a, (__m256)x.b);
-    const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-    const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
-#else
-    return max_of_lanes(x);
-#endif
-}
-
 // A row's sums: value_dim totals, the greatest score, the sum of weights.
 static INLINE size_t sums_stride(const AttentionView& a) { return size_t(a.value_dim) + 16; }
 static INLINE int most_rows(const AttentionView& a) { return kAttentionRows * (a.num_heads / a.num_kv_heads); }
@@ -212,7 +175,13 @@ static size_t attention_sums(const AttentionView& a) { return size_t(most_rows(a
 
 static size_t part_scratch(const AttentionView& a) {
     const size_t rows = size_t(most_rows(a) + 15) / 16 * 16;
-    return rows * (2 * kChunkTokens + size_t(a.key_dim) + 16 + 3) + 16 + size_t(kChunkTokens) * size_t(a.key_dim + a.value_dim);
+    const size_t floats =
+        rows * (2 * kChunkTokens + size_t(a.key_dim) + 16 + 3) + 16 + size_t(kChunkTokens) * size_t(a.key_dim + a.value_dim);
+#if defined(__AMX_BF16__)
+    return std::max(floats, tiles_scratch(a));
+#else
+    return floats;
+#endif
 }
 
 static size_t attention_scratch(const AttentionView& a) { return part_scratch(a) + 2 * attention_sums(a); }
@@ -356,7 +325,11 @@ static void attention_part(const AttentionView& a, const AttentionTile& tile, in
         case KVFormat::INT8: return attend_part<Int8Words>(a, tile, kv_head, part, q, sums, scratch);
         case KVFormat::FP8: return attend_part<Fp8Words>(a, tile, kv_head, part, q, sums, scratch);
         case KVFormat::BF16:
+#if defined(__AMX_BF16__)
+            return attend_part_in_tiles(a, tile, kv_head, part, q, sums, scratch);
+#else
             return attend_part<Bf16Products>(a, tile, kv_head, part, q, sums, scratch);
+#endif
     }
 }
 

@@ -174,6 +174,7 @@ constexpr int32_t kByteBias = 128;
 INLINE I dot_biased_bytes(I sum, B weights, const int8_t* four) { return dot_nibbles(sum, weights, four); }
 
 INLINE void prefetch(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+INLINE void prefetch_to_second(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // not to the nearest cache
 
 #else
 

@@ -3,21 +3,15 @@
 Knows where models are cached and how they are fetched. Does not know what is tested with them.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.kernels_build import use_named_build
 
-if _kernels := os.environ.get("HEADRACE_KERNELS"):  # another build of the extension than the package's own: `make sanitize`
-    _name = "headrace.engine.ops.native._kernels"
-    _spec = importlib.util.spec_from_file_location(_name, _kernels)
-    assert _spec is not None
-    assert _spec.loader is not None
-    sys.modules[_name] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_name])
+use_named_build()
 
 _FILES = {
     "smollm2-135m": "SmolLM2-135M-Instruct.Q4_1.gguf",

@@ -1,5 +1,6 @@
 """The native ops against plain formulas in float64, on every instruction set that this processor has, and row by row."""
 
+import math
 import random
 from collections.abc import Callable
 
@@ -366,7 +367,10 @@ def as_held(x: torch.Tensor, kv_dtype: str) -> torch.Tensor:
 def held(case: Case, kv_dtype: str, isa: str) -> Case:
     """The case that is computed: of keys and values as the cache holds them, and of queries as they meet them."""
     keys, values = ([as_held(x, kv_dtype) for x in tensors] for tensors in (case.keys, case.values))
-    queries = [as_held(x, "bfloat16") for x in case.queries] if multiplies_bfloat16(kv_dtype, isa) else case.queries
+    queries = case.queries
+    if multiplies_bfloat16(kv_dtype, isa):
+        scale = 1.0 if isa != "amx" else case.shape.scale if case.shape.softcap else case.shape.scale * math.log2(math.e)
+        queries = [as_held(x * scale, "bfloat16") / scale for x in case.queries]
     return Case(case.shape, case.block_size, case.spans, queries, keys, values, case.num_blocks)
 
 

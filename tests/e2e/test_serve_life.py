@@ -153,6 +153,37 @@ def test_a_signal_while_it_starts_ends_it() -> None:
     assert not is_alive(server.engine_pid)
 
 
+# It loads
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port: int = other.getsockname()[1]
+    return port
+
+
+def test_who_asks_while_the_model_loads_is_told_so_and_nobody_else_gets_the_port(free_port: int) -> None:
+    server = RealServer(*SMALL, "--port", str(free_port))
+    server.url = f"http://127.0.0.1:{free_port}"
+    server.wait_for_line(re.compile("start the engine process"))
+    engine_pid = server.engine_pid
+    os.kill(engine_pid, signal.SIGSTOP)  # so that it loads as long as the test takes
+    try:
+        with pytest.raises(openai.InternalServerError, match="still loading") as caught:
+            server.client().models.list()
+        assert caught.value.code == "loading"
+        assert server.health() == 503
+        status, output = ended("--port", str(free_port))
+        assert (status, "is taken by another program" in output) == (2, True)
+    finally:
+        os.kill(engine_pid, signal.SIGCONT)
+    with server:
+        assert server.health() == 200
+        assert server.client(max_retries=2).completions.create(model=MODEL, prompt="x", max_tokens=2).choices[0].text
+
+
 # It cannot start
 
 
@@ -186,6 +217,23 @@ def test_a_kv_cache_too_small_is_refused_and_what_is_proposed_works() -> None:
     assert proposal is not None, output
     with RealServer(*tight, *proposal[0].split()[:2]) as server:
         assert server.client().completions.create(model=MODEL, prompt="x", max_tokens=2).choices[0].text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--record-steps", "/nowhere/steps"),
+            "record_steps: '/nowhere/steps' cannot be written: there is no folder /nowhere",
+        ),
+        (("--chat-template", "/nowhere/x.jinja"), "chat_template: '/nowhere/x.jinja' cannot be read: No such file"),
+    ],
+)
+def test_files_that_cannot_be_had_are_named_before_anything_is_loaded(words: tuple[str, str], told: str) -> None:
+    status, output = ended(*words)
+    assert status == 2
+    assert told in output
+    assert "starting" not in output
 
 
 def test_options_that_contradict_each_other_are_refused_before_anything_is_loaded() -> None:

@@ -12,10 +12,13 @@ from headrace.base.ids import BlockHash, BlockId, RequestId
 from headrace.engine.mind.block_pool import BlockPool
 from headrace.engine.mind.engine_core import EngineCore
 from headrace.engine.mind.kv_cache_manager import KVCacheManager
+from headrace.engine.mind.kv_transfer import KVLeases
 from headrace.engine.mind.prefix_cache import PrefixCache
 from headrace.engine.mind.request_queue import RequestQueue
 from headrace.engine.mind.scheduler import Scheduler
 from headrace.engine.mind.sequence import SequenceState
+from headrace.router.mind import disaggregation
+from headrace.router.mind.disaggregation import Disaggregation, Leg, Route
 from headrace.router.mind.endpoint import Endpoint, EndpointState
 from headrace.router.mind.filters import ReadyFilter
 from headrace.router.mind.generation_fence import DispatchGate, GenerationFence
@@ -30,7 +33,7 @@ ENGINE_ALONE = "an engine alone"
 class PlantedBug:
     name: str
     case: str
-    owner: type
+    owner: object
     method: str
     replacement: Callable[..., Any]
 
@@ -49,6 +52,9 @@ _close = RouterCore._close
 _withdraw = PrefixCache.withdraw
 _router_cancel = RouterCore.cancel
 _forget = PrefixCache.forget
+_hold_prompt = KVCacheManager.hold_prompt
+_end_load = EngineCore.end_load
+_route_on = Disaggregation.route_on
 
 
 def _drop_a_free(pool: BlockPool, block_ids: Iterable[BlockId]) -> None:
@@ -169,6 +175,40 @@ def _abort_nothing(core: EngineCore, request_id: RequestId, now: Nanos, *, sampl
     return []
 
 
+def _give_blocks_back_under_a_transfer(scheduler: Scheduler, sequence: SequenceState) -> None:
+    """Blocks of an aborted sequence are free while KV still comes into them."""
+    _finish(scheduler, sequence)
+    if sequence.is_loading:
+        scheduler.kv.release(sequence)
+
+
+def _keep_nothing(manager: KVCacheManager, sequence: SequenceState) -> list[BlockId]:
+    """A lease of blocks that anybody may have."""
+    block_ids = _hold_prompt(manager, sequence)
+    manager.let_go(block_ids)
+    return block_ids
+
+
+def _believe_all_came(core: EngineCore, sequence_id: Any, num_tokens: int, now: Nanos, *, error: str = "") -> list[Any]:
+    """A transfer that failed is taken for one that did not."""
+    sequence = core._scheduler.loading[sequence_id]
+    return _end_load(core, sequence_id, sequence.num_tokens - 1, now)
+
+
+def _keep_for_ever(leases: KVLeases, now: Nanos) -> list[RequestId]:
+    """What nobody fetches is kept."""
+    return []
+
+
+def _answer_where_prompts_are_computed(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+    return list(endpoints)
+
+
+def _send_on_to_who_is_gone(self: Disaggregation, request: Any, endpoints: Any, reserved: Endpoint | None) -> Route | None:
+    """The place that was kept is taken, whatever has become of it."""
+    return _route_on(self, request, endpoints, reserved) if reserved is None else Route(reserved, Leg.DECODE)
+
+
 PLANTED_BUGS = (
     PlantedBug("drop a free", "calm", BlockPool, "release", _drop_a_free),
     PlantedBug("ignore the salt", "calm", PrefixCache, "root", _ignore_the_salt),
@@ -189,4 +229,16 @@ PLANTED_BUGS = (
     PlantedBug("count a retry twice", "crashes", RouterCore, "_detach", _count_a_retry_twice),
     PlantedBug("give blocks back under a step", "calm", Scheduler, "finish", _give_blocks_back_under_a_step),
     PlantedBug("abort nothing", "calm", EngineCore, "abort", _abort_nothing),
+    PlantedBug("give blocks back under a transfer", "handover", Scheduler, "finish", _give_blocks_back_under_a_transfer),
+    PlantedBug("keep nothing", "handover", KVCacheManager, "hold_prompt", _keep_nothing),
+    PlantedBug("believe that all came", "handover", EngineCore, "end_load", _believe_all_came),
+    PlantedBug("keep for ever", "handover", KVLeases, "over", _keep_for_ever),
+    PlantedBug(
+        "answer where prompts are computed",
+        "handover",
+        disaggregation,
+        "_those_that_answer",
+        _answer_where_prompts_are_computed,
+    ),
+    PlantedBug("send on to who is gone", "handover", Disaggregation, "route_on", _send_on_to_who_is_gone),
 )

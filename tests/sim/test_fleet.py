@@ -1,5 +1,6 @@
 """A fleet in rehearsal: what it records is what would have happened, the same everywhere, with and without faults."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -9,16 +10,20 @@ import msgspec
 import pytest
 
 from headrace.base.clock import ManualClock, Nanos
+from headrace.base.errors import ConfigurationError
 from headrace.base.rng import stream
 from headrace.engine.mind.config import SchedulerConfig
+from headrace.engine.mind.kv_transfer import LoadFailurePolicy
 from headrace.measure.report.record import RequestRecord, RunFacts
 from headrace.measure.report.result_file import read_results, write_result
 from headrace.measure.report.summary import summarize
 from headrace.measure.workload.arrivals import arrival_times
 from headrace.measure.workload.lengths import Fixed, LogNormal
 from headrace.measure.workload.prompts import at, random_requests, sessions, shared_prefix_requests
-from headrace.measure.workload.request import ChatPrompt, Workload, WorkloadRequest
+from headrace.measure.workload.request import ChatPrompt, Segment, TokenPrompt, Workload, WorkloadRequest
 from headrace.measure.workload.traces import read_mooncake
+from headrace.router.mind.disaggregation import DisaggregationConfig
+from headrace.router.mind.endpoint import EndpointRole
 from headrace.sim.cost_model import EngineModel, GpuDeployment
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.fault_cases import CASES, run_case
@@ -33,6 +38,7 @@ from headrace.sim.fleet_spec import (
     PoolSpec,
     RouterSpec,
     StartSpec,
+    TransferSpec,
 )
 from headrace.sim.front_end import FrontEndCost
 from headrace.sim.network import Network
@@ -367,3 +373,141 @@ def test_a_network_delays_by_distance_and_size_holds_what_is_cut_off_and_loses_d
     while events:
         events.run_next()
     assert seen == [("plain", 10_500), ("held", 900_010_000), ("failed", clock.now())]
+
+
+# Prompts computed here and answered there
+
+
+def handing_over(
+    num_prefill: int = 1, num_decode: int = 2, *, transfer: TransferSpec | None = None, **fields: object
+) -> FleetSpec:
+    def pool(role: str, count: int) -> PoolSpec:
+        return PoolSpec(
+            num_replicas=count,
+            scheduler=SCHEDULER,
+            cost=COST,
+            start=START,
+            role=EndpointRole(role),
+            transfer=transfer or TransferSpec(),
+        )
+
+    pools = {"prefill": pool("prefill", num_prefill), "decode": pool("decode", num_decode)}
+    router = RouterSpec(disaggregation=DisaggregationConfig(min_uncached_tokens=100))
+    return msgspec.structs.replace(FleetSpec(pools=pools, network=QUICK_NETWORK, router=router), **fields)
+
+
+def alone(num_prompt_tokens: int, num_output_tokens: int = 3) -> Workload:
+    one = WorkloadRequest(
+        request_id="r", prompt=TokenPrompt((Segment("p", num_prompt_tokens),)), num_output_tokens=num_output_tokens
+    )
+    return Workload(name="alone", requests=(one,), seed=0, vocab_size=100)
+
+
+def test_a_prompt_that_is_handed_over_takes_its_prefill_its_transfer_and_a_step_of_its_last_token() -> None:
+    transfer = TransferSpec(bytes_per_token=1_000_000, gigabits_per_s=80.0, setup_us=200.0)
+    outcome = rehearse(handing_over(transfer=transfer), alone(1_000), keeps_spans=True)
+    (moved,) = outcome.log.transfers
+    assert (moved.source, moved.target, moved.error) == ("prefill-0", "decode-0", "")
+    assert moved.num_bytes == 999_000_000, "the last token's KV is computed where it is answered"
+    assert moved.ended - moved.begun == 200_000 + 99_900_000 + 100_000, "999 MB at 10 GB/s, a setup and the way"
+    prefill, decode = outcome.log.spans
+    assert prefill.first_token - prefill.scheduled == 5_000_000 + 1_000 * 10_000 + 1_000 * 10
+    assert decode.first_token - decode.scheduled == 5_000_000 + 10_000 + 10 * 1_000
+    assert decode.scheduled == moved.ended
+
+
+def test_what_little_is_left_of_a_prompt_is_computed_where_it_is_answered() -> None:
+    assert not rehearse(handing_over(), alone(99), keeps_spans=True).log.transfers
+    assert rehearse(handing_over(), alone(100), keeps_spans=True).log.transfers
+
+
+def test_transfers_that_share_a_link_wait_for_one_another() -> None:
+    transfer = TransferSpec(bytes_per_token=1_000_000, gigabits_per_s=8.0, setup_us=0.0)
+    requests = tuple(
+        WorkloadRequest(request_id=f"r{index}", prompt=TokenPrompt((Segment(f"p{index}", 500),)), num_output_tokens=3)
+        for index in range(4)
+    )
+    four = Workload(name="four", requests=requests, seed=0, vocab_size=100)
+    moved = rehearse(handing_over(1, 4, transfer=transfer), four, keeps_spans=True).log.transfers
+    assert len({one.target for one in moved}) == 4, "each to another replica"
+    begun = sorted(one.begun for one in moved)
+    assert all(after - before >= 499_000_000 for before, after in itertools.pairwise(begun)), "but from one and the same"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (),
+        (
+            FaultSpec(kind=FaultKind.CRASH, at_s=5.0, replica="prefill-0", duration_s=3.0),
+            FaultSpec(kind=FaultKind.LINK_LOSS, at_s=1.0, replica="decode-1", duration_s=6.0),
+            FaultSpec(kind=FaultKind.NODE_LOSS, at_s=10.0, replica="decode-0", duration_s=5.0),
+        ),
+    ],
+    ids=["calm", "faults"],
+)
+def test_steps_taken_together_change_no_record_of_a_fleet_that_hands_kv_over(faults: tuple[FaultSpec, ...]) -> None:
+    asked = workload()
+    spec = handing_over(faults=faults, transfer=TransferSpec(gigabits_per_s=4.0, timeout_s=2.0))
+    together = rehearse(spec, asked, keeps_spans=True)
+    step_by_step = rehearse(spec, asked, keeps_spans=True, takes_runs=False)
+    assert together.digest == step_by_step.digest
+    assert together.log.transfers == step_by_step.log.transfers
+    assert any(one.error for one in together.log.transfers) == bool(faults)
+
+
+def test_kv_whose_source_died_is_computed_again_or_its_request_is_sent_elsewhere() -> None:
+    slow = {"bytes_per_token": 1_000_000, "gigabits_per_s": 1.0}
+    died = (FaultSpec(kind=FaultKind.CRASH, at_s=1.0, replica="prefill-0", duration_s=60.0),)
+    for policy in LoadFailurePolicy:
+        spec = handing_over(faults=died, transfer=TransferSpec(load_failure_policy=policy, **slow))  # type: ignore[arg-type]
+        outcome = rehearse(spec, alone(1_000), keeps_spans=True)
+        assert [one.error for one in outcome.log.transfers] == ["its source died"]
+        (record,) = outcome.run.records
+        assert record.is_completed, "computed where it is answered, by itself or as the router says"
+
+
+def test_disaggregated_fleets_are_the_same_in_every_process() -> None:
+    code = (
+        "from tests.sim.test_fleet import handing_over, rehearse, workload\n"
+        "from headrace.sim.fleet_spec import NetworkSpec\n"
+        "spec = handing_over(network=NetworkSpec(jitter_us=300.0, loss=0.05, duplication=0.05))\n"
+        "print(rehearse(spec, workload(60)).digest)"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=Path(__file__).parents[2],
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (("prefill", "prefill"), "no pool answers"),
+        (("decode", "decode"), "nobody computes prompts"),
+    ],
+)
+def test_a_fleet_whose_roles_make_no_sense_is_refused(roles: tuple[str, ...], said: str) -> None:
+    pools = {
+        f"p{index}": PoolSpec(num_replicas=1, scheduler=SCHEDULER, role=EndpointRole(role))
+        for index, role in enumerate(roles)
+    }
+    with pytest.raises(ConfigurationError, match=said):
+        FleetSpec(pools=pools)
+
+
+def test_pools_that_hand_kv_over_have_blocks_of_one_size() -> None:
+    other = msgspec.structs.replace(SCHEDULER, block_size=32)
+    with pytest.raises(ConfigurationError, match="block_size"):
+        FleetSpec(
+            pools={
+                "a": PoolSpec(num_replicas=1, scheduler=SCHEDULER, role=EndpointRole.PREFILL),
+                "b": PoolSpec(num_replicas=1, scheduler=other, role=EndpointRole.DECODE),
+            }
+        )

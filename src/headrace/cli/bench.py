@@ -18,6 +18,8 @@ from rich.table import Table
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
+from headrace.cli.output_files import output_file, write_output
+from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console, show_comparison, show_summary
 from headrace.cli.workload_options import add_workload_options, brings_its_own_times, build_workload
 from headrace.measure.bench.campaign import Point, StopRule, highest_load, interleaved, sweep
@@ -79,7 +81,7 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how it is sent")
     group.add_argument(
         "--max-concurrency",
-        type=_positive,
+        type=at_least_one,
         metavar="N",
         help="requests at once; more wait in the client, and the wait counts unless all were due at once",
     )
@@ -128,7 +130,7 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--metadata", nargs="+", default=(), metavar="K=V", help="kept in the result file")
     group.add_argument("--label", default="", help="what to call this run")
     group.add_argument("--exclude-warm-up", action="store_true", help="leave out the requests that look like a warm-up")
-    group.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page that needs no network")
+    group.add_argument("--html", type=output_file, metavar="FILE", help="write the report as one page that needs no network")
     group.add_argument("--disable-tqdm", "--no-live", dest="no_live", action="store_true", help="no live view")
 
 
@@ -159,10 +161,12 @@ def _add_campaign_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--find-kept", type=float, default=0.99, metavar="SHARE", help="of requests (default 0.99)")
     group.add_argument("--find-precision", type=float, default=0.05, metavar="SHARE", help="relative (default 0.05)")
     group.add_argument(
-        "--find-most-runs", type=_positive, default=20, metavar="N", help="end the search after so many (default 20)"
+        "--find-most-runs", type=at_least_one, default=20, metavar="N", help="end the search after so many (default 20)"
     )
     group.add_argument("--against", metavar="URL", help="a second server, B: runs alternate, and B is shown beside A")
-    group.add_argument("--num-rounds", type=_positive, default=5, metavar="N", help="pairs of runs against it (default 5)")
+    group.add_argument(
+        "--num-rounds", type=at_least_one, default=5, metavar="N", help="pairs of runs against it (default 5)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -188,7 +192,7 @@ class _Bench:
         self._console = report_console()
         self._shares = _shares(options.metric_percentiles)
         self._metrics = tuple(name.strip() for name in options.percentile_metrics.split(",") if name.strip())
-        self._slo_ms = read_objectives(options.slo.read_text()) if options.slo is not None else {}
+        self._slo_ms = read_objectives(options.slo.read_text(encoding="utf-8")) if options.slo is not None else {}
         self._slo_ms |= parse_objectives(options.goodput)
         self._headers = _pairs(options.header, "--header")
         self._url = options.base_url or f"http://{options.host}:{options.port}"
@@ -406,7 +410,7 @@ class _Bench:
 
     def _write_page(self, runs: Sequence[Run]) -> None:
         if self._options.html is not None:
-            self._options.html.write_text(render_page(runs, shares=self._shares))
+            write_output(self._options.html, render_page(runs, shares=self._shares))
             self._console.print(f"[dim]page: {self._options.html}[/]")
 
 
@@ -457,10 +461,3 @@ def _json(text: str) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise argparse.ArgumentTypeError(f"is no JSON object: {error}") from None
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number

@@ -27,6 +27,8 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError, EngineDeadError
 from headrace.base.system_clock import SystemClock
 from headrace.base.units import nanos
+from headrace.cli.output_files import output_file, write_output
+from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console
 from headrace.engine.host.recording import Opening, read_recording
 from headrace.measure.bench.formats import BodyOptions, format_named
@@ -54,12 +56,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--serve-options", default="", metavar="WORDS", help="how, as for serve: '--max-model-len 4096 --threads 2'"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("engine.json"), metavar="FILE", help="where to write (default engine.json)"
+        "--output",
+        type=output_file,
+        default=Path("engine.json"),
+        metavar="FILE",
+        help="where to write (default engine.json)",
     )
     parser.add_argument(
         "--recording", type=Path, metavar="FILE", help="fit this recording (serve --record-steps) and measure nothing"
     )
-    parser.add_argument("--num-rounds", type=_positive, default=1, metavar="N", help="repeat all loads N times (default 1)")
+    parser.add_argument(
+        "--num-rounds", type=at_least_one, default=1, metavar="N", help="repeat all loads N times (default 1)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the loads' lengths and tokens (default 0)")
     parser.set_defaults(run=run)
 
@@ -78,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     if not observed.steps:
         raise ConfigurationError("the recording has no finished step: nothing can be fitted")
     engine = fit(observed, source, console)
-    options.output.write_bytes(msgspec.json.format(msgspec.json.encode(engine), indent=1) + b"\n")
+    write_output(options.output, msgspec.json.format(msgspec.json.encode(engine), indent=1) + b"\n")
     console.print(
         f"[dim]engine: {options.output}; rehearse it with headrace simulate --engine {options.output} --workload …[/]"
     )
@@ -210,10 +218,3 @@ def _show(observed: Observed, console: Console) -> None:
             f"{row.p90_error:.1%}",
         )  # fmt: skip
     console.print(table)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number

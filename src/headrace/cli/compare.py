@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from headrace.base.errors import ConfigurationError
+from headrace.cli.output_files import output_file, write_output
 from headrace.cli.report_view import report_console, show_comparison
 from headrace.measure.report.comparison import compare, regressions
 from headrace.measure.report.page import render_page
@@ -32,7 +33,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="NAME",
         help="judge this figure only (such as p99_ttft_ms); may be given several times (default: all)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write both as one page that needs no network")
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="write both as one page that needs no network")
     parser.add_argument("--seed", type=int, default=0, help="of the drawing (default 0)")
     parser.set_defaults(run=run)
 
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     names = (_name(options.first, first), _name(options.second, second))
     show_comparison(console, rows, names if names[0] != names[1] else ("first", "second"), found)
     if options.html is not None:
-        options.html.write_text(render_page([*first, *second], shares=DEFAULT_SHARES))
+        write_output(options.html, render_page([*first, *second], shares=DEFAULT_SHARES))
         console.print(f"[dim]page: {options.html}[/]")
     if found:
         console.print(f"[bold red]{len(found)} worse by more than {options.tolerance:.0%}[/]")

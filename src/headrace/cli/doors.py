@@ -5,6 +5,7 @@ Knows the options that concern them. Does not know how the engine came to be, no
 
 import asyncio
 import logging
+import socket
 
 from rich.console import Console
 
@@ -45,7 +46,7 @@ class Doors:
         source = chat_template or tokenizer.chat_template
         self._template = None if source is None else ChatTemplate(source, self._special_tokens)
 
-    async def answer(self, client: EngineClient, *, stop: asyncio.Event, console: Console) -> int:
+    async def answer(self, client: EngineClient, listener: socket.socket, *, stop: asyncio.Event, console: Console) -> int:
         """Serves until told to stop, or until the engine is dead for good. Returns the process's exit status."""
         options, facts = self._options, client.facts
         metrics = ServingMetrics(model_name=facts.served_model_names[0], max_model_len=facts.max_model_len)
@@ -71,6 +72,7 @@ class Doors:
                 drain_timeout_s=options.drain_timeout_s,
                 on_started=on_started,
                 stop=stop,
+                listener=listener,
             )
         finally:
             watching.cancel()

@@ -14,7 +14,7 @@ from headrace.sim.fleet_spec import FleetSpec
 def read_fleet(path: Path) -> FleetSpec:
     """Raises ConfigurationError that names the file, the table and the key."""
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"the fleet file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -24,7 +24,7 @@ def read_fleet(path: Path) -> FleetSpec:
         if isinstance(pool, dict) and "engine" in pool:
             _take_engine(pool, f"pools.{name}", path.parent)
     try:
-        _refuse_unknown(raw, msgspec.inspect.type_info(FleetSpec), table="")
+        _check_keys(raw, msgspec.inspect.type_info(FleetSpec), table="")
         return msgspec.convert(raw, FleetSpec)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
@@ -44,8 +44,8 @@ def _take_engine(pool: dict[str, Any], table: str, folder: Path) -> None:
         pool["scheduler"] = {**engine["scheduler"], **stated}
 
 
-def _refuse_unknown(raw: Any, kind: msgspec.inspect.Type, *, table: str) -> None:
-    """Everywhere, also in tables whose structs would let it pass."""
+def _check_keys(raw: Any, kind: msgspec.inspect.Type, *, table: str) -> None:
+    """Of every table, also where its struct would let an unknown one pass: a message that names the table as a file does."""
     match kind:
         case msgspec.inspect.StructType(fields=fields) if isinstance(raw, dict):
             known = {field.encode_name: field.type for field in fields}
@@ -55,13 +55,15 @@ def _refuse_unknown(raw: Any, kind: msgspec.inspect.Type, *, table: str) -> None
                     raise ConfigurationError(
                         f"there is no key {key!r} {where}{nearest(key, known)} (known: {', '.join(known)})"
                     )
-                _refuse_unknown(value, known[key], table=f"{table}.{key}".lstrip("."))
+                _check_keys(value, known[key], table=f"{table}.{key}".lstrip("."))
+            if missing := [field.encode_name for field in fields if field.required and field.encode_name not in raw]:
+                raise ConfigurationError(f"{f'[{table}]' if table else 'a fleet'} needs {' and '.join(missing)}")
         case msgspec.inspect.UnionType(types=alternatives):
             for inner in alternatives:
-                _refuse_unknown(raw, inner, table=table)
+                _check_keys(raw, inner, table=table)
         case msgspec.inspect.DictType(value_type=inner) if isinstance(raw, dict):
             for key, value in raw.items():
-                _refuse_unknown(value, inner, table=f"{table}.{key}")
+                _check_keys(value, inner, table=f"{table}.{key}")
         case msgspec.inspect.VarTupleType(item_type=inner) if isinstance(raw, list):
             for value in raw:
-                _refuse_unknown(value, inner, table=table)
+                _check_keys(value, inner, table=table)

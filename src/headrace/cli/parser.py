@@ -42,6 +42,17 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34)
 
 
+def at_least_one(text: str) -> int:
+    """The type of an option that counts. Raises ArgumentTypeError, for which the option is named."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
 def unknown_word(word: str, what: str, known: Iterable[str]) -> str:
     """The message for a word that is none of those known."""
     names = list(known)

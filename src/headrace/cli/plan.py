@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from headrace.base.errors import ConfigurationError
+from headrace.cli.output_files import output_file, write_output
+from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console
 from headrace.cli.workload_files import read_workload_file
 from headrace.measure.report.goodput import parse_objectives
@@ -23,6 +25,7 @@ from headrace.router.mind.profile import POLICIES
 from headrace.sim.cost.gpu import Precision
 from headrace.sim.cost_model import EngineModel, GpuDeployment, known_shape
 from headrace.sim.plan import Candidate, Plan, Promise, Space, known_prices, plan, read_prices, rehearse
+from headrace.specs.device import device
 
 _SHOWN_ROWS = 8
 
@@ -48,23 +51,28 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--devices", nargs="+", metavar="NAME", help="only these (default: all that have a price)")
     parser.add_argument(
-        "--tensor-parallel-sizes", nargs="+", type=int, default=[1, 2, 4, 8], metavar="N", help="(default 1 2 4 8)"
+        "--tensor-parallel-sizes", nargs="+", type=at_least_one, default=[1, 2, 4, 8], metavar="N", help="(default 1 2 4 8)"
     )
     parser.add_argument(
-        "--token-budgets", nargs="+", type=int, default=[2048, 8192], metavar="N", help="tokens a step (default 2048 8192)"
+        "--token-budgets",
+        nargs="+",
+        type=at_least_one,
+        default=[2048, 8192],
+        metavar="N",
+        help="tokens a step (default 2048 8192)",
     )
     parser.add_argument(
         "--policies", nargs="+", choices=POLICIES, default=["least-requests", "prefix-affinity"], help="of routing"
     )
-    parser.add_argument("--max-replicas", type=int, default=64, help="(default 64)")
+    parser.add_argument("--max-replicas", type=at_least_one, default=64, help="(default 64)")
     parser.add_argument(
         "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
     )
     parser.add_argument("--kv-cache-dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="(default bfloat16)")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="TOML: dollars an hour by device (h100_sxm = 6.88)")
-    parser.add_argument("--result", type=Path, metavar="FILE", help="write all that was rehearsed, as JSON")
+    parser.add_argument("--result", type=output_file, metavar="FILE", help="write all that was rehearsed, as JSON")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="write throughput per GPU against interactivity, as an SVG"
+        "--plot", type=output_file, metavar="FILE", help="write throughput per GPU against interactivity, as an SVG"
     )
     parser.set_defaults(run=run)
 
@@ -74,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
     console = report_console()
     known_shape(options.model)
     prices = _read_prices(options.prices)
+    for name in options.devices or ():
+        device(name)  # raises where there is none of this name: one without a price is only left out
     workload = read_workload_file(options.workload)
     if not 0 < options.share <= 1:
         raise ConfigurationError(f"--share is a share of requests, above 0 and at most 1, not {options.share:g}")
@@ -90,10 +100,10 @@ def run(options: argparse.Namespace) -> int:
     found = _search(workload, deployment, promise, space, prices, console)
     _show(console, found, workload, promise)
     if options.result is not None:
-        options.result.write_text(json.dumps(_document(found, promise), indent=1) + "\n")
+        write_output(options.result, json.dumps(_document(found, promise), indent=1) + "\n")
         console.print(f"[dim]result: {options.result}[/]")
     if options.plot is not None:
-        options.plot.write_text(_plot(found, options.model, workload))
+        write_output(options.plot, _plot(found, options.model, workload))
         console.print(f"[dim]plot: {options.plot}[/]")
     return 0 if found.best is not None else 1
 

@@ -16,7 +16,9 @@ from rich.table import Table
 from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
 from headrace.cli.model_names import resolve_model
+from headrace.cli.output_files import output_file, write_output
 from headrace.cli.packaged_models import DEFAULT_MODEL
+from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console
 from headrace.engine.ops.registry import HOW_TO_COMPUTE, NO_KERNELS, has_kernels
 from headrace.engine.worker.cores import num_compute_threads
@@ -38,21 +40,24 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "machine that does other work meanwhile, the figures say so only by being lower.",
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", default=DEFAULT_MODEL, help=f"as for serve ({DEFAULT_MODEL})")
-    parser.add_argument("--threads", type=_whole, default=0, help="threads that compute (default: one per core)")
+    parser.add_argument("--threads", type=at_least_one, default=0, help="threads that compute (default: one per core)")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="as for serve")
     parser.add_argument("--ops", choices=("auto", "native", "torch"), default="auto", help="as for serve")
     parser.add_argument(
-        "--batch-sizes", type=_whole, nargs="+", metavar="N", default=list(_STEPS.batch_sizes),
+        "--batch-sizes", type=at_least_one, nargs="+", metavar="N", default=list(_STEPS.batch_sizes),
         help="sequences of a decode step (default: 1 16)",
     )  # fmt: skip
     parser.add_argument(
-        "--context", type=_whole, default=_STEPS.context, help="tokens that each sequence has (default: %(default)s)"
+        "--context", type=at_least_one, default=_STEPS.context, help="tokens that each sequence has (default: %(default)s)"
     )
     parser.add_argument(
-        "--prompt-length", type=_whole, default=_STEPS.prompt_length, help="tokens of the prompt (default: %(default)s)"
+        "--prompt-length",
+        type=at_least_one,
+        default=_STEPS.prompt_length,
+        help="tokens of the prompt (default: %(default)s)",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the plot, an SVG")
-    parser.add_argument("--result", type=Path, metavar="FILE", help="write every figure, as JSON")
+    parser.add_argument("--plot", type=output_file, metavar="FILE", help="write the plot, an SVG")
+    parser.add_argument("--result", type=output_file, metavar="FILE", help="write every figure, as JSON")
     parser.set_defaults(run=run)
 
 
@@ -168,15 +173,5 @@ def _rate(phase: PlacedPhase) -> float:
 
 
 def _write(path: Path, text: str, console: Console) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+    write_output(path, text)
     console.print(f"[dim]{path}[/]")
-
-
-def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number

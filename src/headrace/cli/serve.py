@@ -33,8 +33,9 @@ from headrace.engine.mind.config import SchedulingPolicy
 from headrace.engine.ops.registry import check_something_computes
 from headrace.measure.bench.event_loop import event_loop_factory
 from headrace.obs.logging import LogFormat, configure_logging
-from headrace.server.address import check_address
+from headrace.server.address import bind, check_address
 from headrace.server.config import ServerConfig
+from headrace.server.loading import answering_while_loading
 from headrace.server.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
     """Raises ConfigurationError where options contradict each other or their limits."""
     if options.drain_timeout_s < 0:
         raise ConfigurationError(f"drain_timeout_s must not be negative (got {options.drain_timeout_s:g})")
+    if options.record_steps and not (folder := Path(options.record_steps).parent).is_dir():
+        raise ConfigurationError(f"record_steps: {options.record_steps!r} cannot be written: there is no folder {folder}")
     return Assembly(
         engine=EngineConfig(
             model_path=str(path),
@@ -133,8 +136,10 @@ def _read_chat_template(path: str) -> str | None:
         return None
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"chat_template: cannot read {path!r}: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"chat_template: {path!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"chat_template: {path!r} is no UTF-8: {error}") from None
 
 
 async def _serve(options: ServeOptions, assembly: Assembly, console: Console) -> int:
@@ -153,15 +158,16 @@ async def _serve(options: ServeOptions, assembly: Assembly, console: Console) ->
         client.kill()
         os._exit(EXIT_INTERRUPTED)
 
-    with stop_on_signals(stop, on_second=end_at_once):
+    with stop_on_signals(stop, on_second=end_at_once), contextlib.closing(bind(options.host, options.port)) as listener:
         try:
             display.begin(assembly.client.served_model_names[0])
-            doors = await _start(client, _prepare_doors(words, options, assembly), stop)
+            async with answering_while_loading(listener):
+                doors = await _start(client, _prepare_doors(words, options, assembly), stop)
             if doors is None:
                 return EXIT_INTERRUPTED
             _collect_from_now_on()
             display.ready(client.facts, max_num_seqs=options.max_num_seqs, kv_bytes=client.kv_bytes)
-            return await doors.answer(client, stop=stop, console=console)
+            return await doors.answer(client, listener, stop=stop, console=console)
         finally:
             display.end()
             await client.close()

@@ -16,6 +16,8 @@ from headrace.base.errors import ConfigurationError
 from headrace.base.units import seconds
 from headrace.cli.engine_file import read_engine_file
 from headrace.cli.interval_view import show_interval
+from headrace.cli.output_files import output_file, write_output
+from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console, show_summary
 from headrace.cli.simulate_cases import case_names, run_cases
 from headrace.cli.simulate_fleet import add_options, run_fleet
@@ -45,9 +47,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_options(parser)
     parser.add_argument("--seed", type=int, help="the first seed (default 0, or the fleet file's)")
-    parser.add_argument("--num-seeds", type=_positive, default=1, help="how many seeds, counted up (default 1)")
+    parser.add_argument("--num-seeds", type=at_least_one, default=1, help="how many seeds, counted up (default 1)")
     parser.add_argument(
-        "--num-requests", type=_positive, help="requests per scenario (default 100), or per fleet of a case (default 30)"
+        "--num-requests", type=at_least_one, help="requests per scenario (default 100), or per fleet of a case (default 30)"
     )
     parser.add_argument(
         "--case",
@@ -55,12 +57,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="rehearse small fleets under drawn faults, checking every rule after every event, and that all ends once all "
         f"is healed: {', '.join(CASES)}, or all",
     )
-    parser.add_argument("--num-jobs", type=_positive, default=1, help="with --case: over so many processes (default 1)")
+    parser.add_argument("--num-jobs", type=at_least_one, default=1, help="with --case: over so many processes (default 1)")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a recording instead of drawing scenarios")
     parser.add_argument(
         "--workload", type=Path, metavar="FILE", help="rehearse a workload that `headrace bench --write-workload` wrote"
     )
-    parser.add_argument("--result", type=Path, metavar="FILE", help="with --workload: write the result file, as bench does")
+    parser.add_argument(
+        "--result", type=output_file, metavar="FILE", help="with --workload: write the result file, as bench does"
+    )
     parser.add_argument(
         "--engine",
         type=Path,
@@ -75,6 +79,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 if every rule held, 1 if not, with the one line that reproduces the failure."""
     console = report_console()
+    _check_belongs(options)
     if options.fleet is not None:
         if options.workload is None:
             raise ConfigurationError("a fleet needs something to do: add --workload FILE")
@@ -92,9 +97,28 @@ def run(options: argparse.Namespace) -> int:
         return _replay(options.replay, console)
     if options.workload is not None:
         return _run_workload(options.workload, options.engine, options.result, console)
-    if options.engine is not None or options.result is not None:
-        raise ConfigurationError("--engine and --result belong to --workload: add it, or leave them out")
     return _simulate(options.seed or 0, options.num_seeds, options.num_requests or 100, console)
+
+
+_TAKEN_BY = {
+    "fleet": ("workload", "result", "seed", "goodput", "interval", "html", "replay_html", "trace_file", "event_log",
+              "log_interval"),
+    "case": ("seed", "num_seeds", "num_requests", "num_jobs"),
+    "replay": (),
+    "workload": ("engine", "result"),
+    "": ("seed", "num_seeds", "num_requests"),
+}  # fmt: skip
+"""By what asks for a rehearsal (the first that is given counts): the options that it has a use for."""
+
+
+def _check_belongs(options: argparse.Namespace) -> None:
+    """Raises ConfigurationError where an option would be left unheard."""
+    given = {name for name, value in vars(options).items() if value != options.parser.get_default(name)} - {"parser", "run"}
+    asked = next(name for name in _TAKEN_BY if name in given or not name)
+    if idle := sorted(given - {asked, *_TAKEN_BY[asked]}):
+        what = {"": "drawn scenarios", "workload": "--workload without a fleet", "fleet": "a fleet"}.get(asked, f"--{asked}")
+        words = " and ".join("a fleet" if name == "fleet" else f"--{name.replace('_', '-')}" for name in idle)
+        raise ConfigurationError(f"there is no use for {words} with {what}")
 
 
 def _run_workload(path: Path, engine: Path | None, result: Path | None, console: Console) -> int:
@@ -124,7 +148,7 @@ def _run_workload(path: Path, engine: Path | None, result: Path | None, console:
     for note in model.notes:
         console.print(f"[yellow]! {note}[/]")
     if result is not None:
-        result.write_bytes(write_result(run, summary) + b"\n")
+        write_output(result, write_result(run, summary) + b"\n")
         console.print(f"[dim]result: {result}[/]")
     return 0 if summary.num_completed else 1
 
@@ -134,13 +158,6 @@ def _read_engine(path: Path | None) -> EngineModel:
     if path is None:
         return EngineModel()
     return read_engine_file(path)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
 
 
 def _replay(path: Path, console: Console) -> int:

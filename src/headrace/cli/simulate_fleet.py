@@ -19,6 +19,7 @@ from headrace.base.system_clock import SystemClock
 from headrace.base.units import nanos, seconds
 from headrace.cli.fleet_file import read_fleet
 from headrace.cli.interval_view import show_interval
+from headrace.cli.output_files import output_file, write_output
 from headrace.cli.report_view import show_summary
 from headrace.measure.report.goodput import parse_objectives
 from headrace.measure.report.page import render_page
@@ -46,18 +47,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="with a fleet whose steps' cost knows how far it may be off ([gpu], or a calibrated engine): rehearse it at "
         "the slow and the fast end, too, for a 90 %% interval (default: yes)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="with a fleet: write the report as one page")
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="with a fleet: write the report as one page")
     parser.add_argument(
         "--replay-html",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="with a fleet: write a page on which the run can be looked at moment by moment",
     )
     parser.add_argument(
-        "--trace-file", type=Path, metavar="FILE", help="with a fleet: write a trace that ui.perfetto.dev opens"
+        "--trace-file", type=output_file, metavar="FILE", help="with a fleet: write a trace that ui.perfetto.dev opens"
     )
     parser.add_argument(
-        "--event-log", type=Path, metavar="FILE", help="with a fleet: write what each replica was like over time, as JSON"
+        "--event-log",
+        type=output_file,
+        metavar="FILE",
+        help="with a fleet: write what each replica was like over time, as JSON",
     )
     parser.add_argument(
         "--log-interval",
@@ -85,19 +89,19 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
         console.print(f"[yellow]! {note}[/]")
     console.print(f"[dim]digest: {outcome.digest}[/]")
     if options.result is not None:
-        options.result.write_bytes(write_result(outcome.run, summary) + b"\n")
+        write_output(options.result, write_result(outcome.run, summary) + b"\n")
         console.print(f"[dim]result: {options.result}[/]")
     if options.html is not None:
-        options.html.write_text(render_page([outcome.run], shares=DEFAULT_SHARES))
+        write_output(options.html, render_page([outcome.run], shares=DEFAULT_SHARES))
         console.print(f"[dim]page: {options.html}[/]")
     if options.replay_html is not None:
-        options.replay_html.write_text(fleet_page(outcome.log, outcome.run))
+        write_output(options.replay_html, fleet_page(outcome.log, outcome.run))
         console.print(f"[dim]replay: {options.replay_html}[/]")
     if options.trace_file is not None:
-        options.trace_file.write_bytes(perfetto_trace(outcome.log))
+        write_output(options.trace_file, perfetto_trace(outcome.log))
         console.print(f"[dim]trace: {options.trace_file}; open it at https://ui.perfetto.dev[/]")
     if options.event_log is not None:
-        options.event_log.write_bytes(msgspec.json.encode(outcome.log))
+        write_output(options.event_log, msgspec.json.encode(outcome.log))
         console.print(f"[dim]log: {options.event_log}[/]")
     return 0 if summary.num_completed else 1
 

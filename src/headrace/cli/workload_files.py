@@ -14,3 +14,5 @@ def read_workload_file(path: Path) -> Workload:
             return read_workload(file)
     except OSError as error:
         raise ConfigurationError(f"the workload {path} cannot be read: {error.strerror}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None

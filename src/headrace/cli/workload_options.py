@@ -15,6 +15,8 @@ from typing import IO, Any
 import msgspec
 
 from headrace.base.errors import ConfigurationError
+from headrace.cli.output_files import output_file
+from headrace.cli.parser import at_least_one
 from headrace.measure.workload import prompts, traces
 from headrace.measure.workload.arrivals import arrival_times, ramp_times
 from headrace.measure.workload.lengths import Lengths, Uniform, parse_lengths
@@ -40,7 +42,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dataset-path", type=Path, metavar="FILE", help="the file (or .tar.xz) of a data set that is read")
     group.add_argument(
-        "--num-prompts", type=_positive, default=None, help="requests (default 1000 made up, or all of a file)"
+        "--num-prompts", type=at_least_one, default=None, help="requests (default 1000 made up, or all of a file)"
     )
     group.add_argument(
         "--input-len",
@@ -72,7 +74,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--prefix-repetition-prefix-len", type=int, default=256, metavar="N", help="tokens a group shares")
     group.add_argument("--prefix-repetition-num-prefixes", type=int, default=10, metavar="N", help="groups")
-    group.add_argument("--num-turns", type=_positive, default=5, help="turns of each made-up session (default 5)")
+    group.add_argument("--num-turns", type=at_least_one, default=5, help="turns of each made-up session (default 5)")
     group.add_argument("--system-len", type=int, default=0, metavar="N", help="tokens that all sessions begin with")
     group.add_argument(
         "--tool-turn-share", type=float, default=0.0, metavar="P", help="share of turns that bring a tool's result"
@@ -99,7 +101,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default 0)")
     group.add_argument(
         "--write-workload",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="write the workload to a file, for `headrace simulate --workload` or to run it again, and send nothing",
     )
@@ -121,7 +123,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     arrivals.add_argument("--ramp-up-start-rps", type=float, metavar="RPS", help="from this")
     arrivals.add_argument("--ramp-up-end-rps", type=float, metavar="RPS", help="to this")
     arrivals.add_argument(
-        "--num-users", type=_positive, metavar="N", help="closed loop: users who ask, read, think and ask again"
+        "--num-users", type=at_least_one, metavar="N", help="closed loop: users who ask, read, think and ask again"
     )
     arrivals.add_argument(
         "--think-time", type=float, default=0.0, metavar="S", help="mean of a user's exponential think time"
@@ -301,10 +303,3 @@ def _documents(path: Path) -> Iterator[Any]:
                     yield msgspec.json.decode(content.read())
     else:
         yield msgspec.json.decode(path.read_bytes())
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number

@@ -32,6 +32,7 @@ from headrace.server.echo import shortened, suggestion
 from headrace.server.errors import error_response
 from headrace.server.listen import serve_http
 from headrace.server.middleware import CheckKey, NameRequests
+from headrace.server.refusals import PATHS
 from headrace.server.services import ChatRenderer, Services
 
 __all__ = ["create_app", "serve_http"]
@@ -166,7 +167,8 @@ def _answer_http_error(request: Request, error: Exception) -> Response:
     path, method = shortened(request.url.path), request.method
     if error.status_code == 404:
         known = [route.path for route in request.app.routes if isinstance(route, Route)]
-        error = HTTPException(404, f"there is no {path} here{suggestion(path, known)}")
+        advice = f": {PATHS[path]}" if path in PATHS else suggestion(path, known)
+        error = HTTPException(404, f"there is no {path} here{advice}")
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         error = HTTPException(405, f"{path} does not take {method}, but {allowed}", headers=error.headers)

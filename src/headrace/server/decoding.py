@@ -4,7 +4,7 @@ Knows JSON, the request types and the table of refusals. Does not know ranges, m
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -12,31 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope
 
 from headrace.base.errors import InvalidRequestError
-from headrace.protocol.openai import (
-    ChatCompletionRequest,
-    ChatMessage,
-    CompletionRequest,
-    DetokenizeRequest,
-    FunctionCall,
-    FunctionDefinition,
-    StreamOptions,
-    TextPart,
-    TokenizeRequest,
-    ToolCall,
-    ToolDefinition,
-)
+from headrace.protocol.openai import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from headrace.server import refusals
 from headrace.server.echo import shortened, suggestion
 from headrace.server.refusals import Refusal
+from headrace.server.request_types import fields_at, home_of, words_at
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `(?P<path>\$.*)`)?$", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?: - at `(?P<path>\$.*)`)?$")
 _PLACE = re.compile(r"(?P<problem>.*) - at (?P<key>`key` in )?`(?P<path>\$.*)`$", re.DOTALL)
+_WRONG_WORD = re.compile(r"Invalid enum value (?P<quote>['\"])(?P<word>.*)(?P=quote)$", re.DOTALL)
 _KEPT_ENDS = 400
-_NESTED_TYPES = (ChatMessage, TextPart, StreamOptions, ToolCall, FunctionCall, ToolDefinition, FunctionDefinition)
-_NESTED_FIELDS = tuple(dict.fromkeys(name for kind in _NESTED_TYPES for name in kind.__struct_fields__))
 
 
 class ClientGone(Exception):
@@ -125,9 +113,10 @@ class RequestDecoder(Generic[T]):
     def _explain(self, error: Exception) -> InvalidRequestError:
         text = _condensed(str(error))
         if unknown := _UNKNOWN_FIELD.match(text):
-            path = _path(unknown["path"] or "$", unknown["name"])
+            place, name = unknown["path"] or "$", unknown["name"]
+            path = _path(place, name)
             return InvalidRequestError(
-                f"unknown parameter {shortened(path)!r}{self._suggest(unknown['name'], nested=bool(unknown['path']))}",
+                f"unknown parameter {shortened(path)!r}{self._suggest(name, place)}",
                 param=shortened(path),
                 code="unknown_parameter",
             )
@@ -137,16 +126,23 @@ class RequestDecoder(Generic[T]):
         if place := _PLACE.match(text):
             path = _path(place["path"])
             problem = shortened(place["problem"][0].lower() + place["problem"][1:])
+            if wrong_word := _WRONG_WORD.match(place["problem"]):
+                words = words_at(self._type, place["path"])
+                near = suggestion(wrong_word["word"], words)
+                problem = f"{shortened(wrong_word['word'])!r} is none of {', '.join(words)}{near}"
             return InvalidRequestError(
                 f"{path}: {'its keys: ' if place['key'] else ''}{problem}", param=path, code="invalid_type"
             )
         return InvalidRequestError(f"the request is not valid: {shortened(text)}")
 
-    def _suggest(self, name: str, *, nested: bool) -> str:
-        if not nested and (synonym := refusals.SYNONYMS.get(name)):
+    def _suggest(self, name: str, place: str) -> str:
+        """`place`: the path of the object that it was found in."""
+        is_nested = place != "$"
+        if not is_nested and (synonym := refusals.SYNONYMS.get(name)):
             return f"; here it is called {synonym!r}"
-        known: Iterable[str] = _NESTED_FIELDS if nested else (*self._type.__struct_fields__, *self._refused)
-        return suggestion(name, known)
+        if home := home_of(name, self._type, place):
+            return f"; it belongs in {_path(place, home)!r}"
+        return suggestion(name, (*fields_at(self._type, place), *(() if is_nested else self._refused)))
 
 
 def _strip(fields: dict[str, Any], refused: Mapping[str, Refusal], *, path: str) -> dict[str, Any]:

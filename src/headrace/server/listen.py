@@ -35,15 +35,16 @@ async def serve_http(
     drain_timeout_s: float,
     on_started: Callable[[str], None],
     stop: asyncio.Event,
+    listener: socket.socket | None = None,
 ) -> None:
     """Serves until `stop` is set and everything open has ended. Calls `on_started` with the URL once requests are taken.
 
-    Port 0 takes a free one. Signals are the caller's business: see `signals.py`. Raises ConfigurationError where the
-    address cannot be had.
+    Port 0 takes a free one. `listener`: what `bind` gave for this address already; closed at the end. Signals are the
+    caller's business: see `signals.py`. Raises ConfigurationError where the address cannot be had.
     """
     services = app.state.services
     assert isinstance(services, Services)
-    listener = bind(host, port)
+    listener = listener or bind(host, port)
     server = _Server(
         uvicorn.Config(
             app,

@@ -165,7 +165,8 @@ def answer_reading(use: ToolUse, config: ServerConfig, template: str | None, *, 
     """
     if use.for_template and template is not None and "tool" not in template and config.tool_call_parser is None:
         raise InvalidRequestError(
-            "this model's chat template does not write tools into the prompt, so the model would not know of them",
+            "this model's chat template does not write tools into the prompt, so the model would not know of them: serve it "
+            "with a template that does (--chat-template), or serve a model that was made for tools",
             param="tools",
             code="unsupported_parameter",
         )

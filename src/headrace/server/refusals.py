@@ -1,4 +1,4 @@
-"""Parameters that clients of this API know and this server does not carry out, each with the reason.
+"""Parameters and paths that clients of this API know and this server does not have, each with the reason.
 
 They are refused by name, never ignored: an answer that silently lacks what was asked for is worse than none. Only a value
 that would change nothing (null, an empty list, the default) is let through. Knows names and values; not how bodies are
@@ -117,3 +117,13 @@ SYNONYMS = {
     "guided_decoding": "structured_outputs",
 }
 """What other servers call our parameters, where spelling alone would not lead there."""
+
+PATHS = {
+    "/v1/embeddings": "this server answers and scores, and makes no embeddings",
+    "/v1/responses": "of OpenAI's APIs this server speaks /v1/chat/completions and /v1/completions",
+    "/v1/messages": "Anthropic's API is not spoken here; use /v1/chat/completions",
+    "/completion": "use /v1/completions",
+    "/api/generate": "use /v1/completions",
+    "/api/chat": "use /v1/chat/completions",
+}
+"""Where clients of other servers ask, and what they find here."""

@@ -217,5 +217,5 @@ def known_shape(name: str) -> ModelShape:
     """The shape of a public model by its short name. Raises ConfigurationError where it is not among them."""
     configs = _known_configs()
     if name not in configs:
-        raise ConfigurationError(f"no model is called {name!r}{nearest(name, configs)}; known are {', '.join(configs)}")
+        raise ConfigurationError(f"no model is called {name!r}{nearest(name, configs)} (known: {', '.join(configs)})")
     return shape_from_config(configs[name], name)

@@ -5,15 +5,20 @@ then nothing may be left over. What is told on the way is checked by `FleetInvar
 `SimulatedWorker`, and what clients get is held against what a model alone in the world would have answered.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from headrace.base.clock import Nanos
 from headrace.base.rng import Random, stream
 from headrace.base.units import nanos, seconds
 from headrace.engine.mind.config import SchedulerConfig
+from headrace.engine.mind.kv_transfer import LoadFailurePolicy
 from headrace.measure.report.record import RunFacts
 from headrace.measure.workload.request import Segment, TokenPrompt, Workload, WorkloadRequest
+from headrace.router.mind.disaggregation import DisaggregationConfig
+from headrace.router.mind.endpoint import EndpointRole
 from headrace.sim.answers import AnswerWorker
 from headrace.sim.clients import seed_of
 from headrace.sim.events import Rank
@@ -29,6 +34,7 @@ from headrace.sim.fleet_spec import (
     PoolSpec,
     RouterSpec,
     StartSpec,
+    TransferSpec,
 )
 from headrace.sim.invariants import FleetInvariants
 from headrace.sim.prompts import SegmentedPrompt
@@ -44,7 +50,7 @@ _BOUND_S = 300.0
 _SETTLING_S = 60.0
 _CHECK_ALL_EVERY = 64
 
-_ALL_KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.STORM)
+_ALL_KINDS = tuple(kind for kind in FaultKind if kind not in (FaultKind.STORM, FaultKind.LINK_LOSS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class Case:
     has_storms: bool = False
     leaves: bool = False
     """Clients lose patience."""
+    hands_kv_over: bool = False
+    """Some replicas compute prompts for others."""
 
 
 CASES: dict[str, Case] = {
@@ -72,6 +80,14 @@ CASES: dict[str, Case] = {
     "overload": Case((FaultKind.SLOW, FaultKind.STALE_REPORTS), has_storms=True, leaves=True),
     # Planned leaving, under way while others fail.
     "rollout": Case((FaultKind.DRAIN, FaultKind.DRAIN, FaultKind.CRASH), num_faults=8),
+    # Prompts are computed here and answered there: either side dies, links are cut, words are lost, leases end.
+    "handover": Case(
+        (FaultKind.CRASH, FaultKind.NODE_LOSS, FaultKind.LINK_LOSS, FaultKind.PARTITION, FaultKind.SLOW, FaultKind.DRAIN),
+        num_faults=8,
+        has_message_trouble=True,
+        leaves=True,
+        hands_kv_over=True,
+    ),
     # All of it.
     "everything": Case(_ALL_KINDS, num_faults=12, has_message_trouble=True, has_storms=True, leaves=True),
 }
@@ -93,8 +109,12 @@ def run_case(seed: int, name: str, *, num_requests: int = 30) -> CaseOutcome:
     spec = draw_fleet(seed, case)
     workload = _draw_workload(seed, num_requests)
     salts = _Salts(seed)
-    hosts = {f"main-{index}": spec.pools["main"].scheduler for index in range(spec.pools["main"].num_replicas)}
-    invariants = FleetInvariants(hosts, salts.of_seed)
+    pools = {f"{name}-{index}": pool for name, pool in spec.pools.items() for index in range(pool.num_replicas)}
+    invariants = FleetInvariants(
+        {name: pool.scheduler for name, pool in pools.items()},
+        salts.of_seed,
+        {name: pool.role for name, pool in pools.items()},
+    )
     takes_runs = stream(seed, "runs").random() < 0.25
     how = Rehearsal(
         watch=invariants,
@@ -152,6 +172,7 @@ def _check_nothing_is_left(fleet: Fleet) -> None:
         assert stats is not None, f"{host.name} is still down"
         assert host.core is not None and host.core.is_idle, f"{host.name} still computes, and for nobody"
         assert stats.num_blocks_in_use == 0, f"{host.name} holds blocks for nobody"
+        assert stats.num_loading == stats.num_blocks_leased == 0, f"{host.name} waits for KV, or keeps some, for nobody"
         assert host.num_open == 0, f"{host.name} remembers requests that have ended"
 
 
@@ -215,7 +236,7 @@ def _answering(pool: PoolSpec) -> Worker:
 def draw_fleet(seed: int, case: Case) -> FleetSpec:
     rng = stream(seed, "fleet")
     num_replicas = rng.randrange(1, 5)
-    return FleetSpec(
+    drawn = FleetSpec(
         seed=seed,
         pools={
             "main": PoolSpec(
@@ -246,7 +267,40 @@ def draw_fleet(seed: int, case: Case) -> FleetSpec:
             disconnect_share=0.2 if case.leaves else 0.0,
             patience_s=rng.choice([0.3, 3.0]),
         ),
-        faults=tuple(_draw_faults(stream(seed, "trouble"), case, num_replicas)),
+        faults=tuple(_draw_faults(stream(seed, "trouble"), case, [f"main-{index}" for index in range(num_replicas)])),
+    )
+    return _draw_roles(stream(seed, "roles"), case, drawn) if case.hands_kv_over else drawn
+
+
+def _draw_roles(rng: Random, case: Case, drawn: FleetSpec) -> FleetSpec:
+    """The same fleet with pools of its kind that differ in limits and roles."""
+    main = drawn.pools["main"]
+    transfer = TransferSpec(
+        bytes_per_token=rng.choice([1_000, 1_000_000]),
+        gigabits_per_s=rng.choice([1.0, 100.0]),
+        timeout_s=rng.choice([0.05, 1.0, 5.0]),
+        lease_s=rng.choice([5.0, 20.0]),
+        load_failure_policy=rng.choice(list(LoadFailurePolicy)),
+    )
+    roles = rng.choice([("prefill", "decode"), ("prefill", "decode"), ("prefill", "both"), ("both", "decode")])
+    pools = {}
+    for name, role in zip(("front", "back"), roles, strict=True):
+        block_size = main.scheduler.block_size
+        scheduler = msgspec.structs.replace(
+            _draw_limits(rng), block_size=block_size, num_blocks=-(-128 // block_size) * rng.choice([1, 2, 6])
+        )
+        pools[name] = msgspec.structs.replace(
+            main, num_replicas=rng.randrange(1, 4), scheduler=scheduler, role=EndpointRole(role), transfer=transfer
+        )
+    names = [f"{name}-{index}" for name, pool in pools.items() for index in range(pool.num_replicas)]
+    router = msgspec.structs.replace(
+        drawn.router,
+        disaggregation=DisaggregationConfig(
+            policy=rng.choice(["", "round-robin"]), min_uncached_tokens=rng.choice([0, 0, 20, 1_000])
+        ),
+    )
+    return msgspec.structs.replace(
+        drawn, pools=pools, router=router, faults=tuple(_draw_faults(stream(drawn.seed, "trouble"), case, names))
     )
 
 
@@ -279,12 +333,12 @@ def _draw_network(rng: Random, case: Case) -> NetworkSpec:
     )
 
 
-def _draw_faults(rng: Random, case: Case, num_replicas: int) -> list[FaultSpec]:
+def _draw_faults(rng: Random, case: Case, replicas: Sequence[str]) -> list[FaultSpec]:
     faults = [
         FaultSpec(
             kind=rng.choice(case.kinds),
             at_s=rng.uniform(0, _TROUBLE_S * 0.9),
-            replica=f"main-{rng.randrange(num_replicas)}",
+            replica=replicas[rng.randrange(len(replicas))],
             duration_s=rng.choice([0.05, 1.0, 6.0, 15.0]),
             slowdown=rng.choice([0.5, 4.0, 20.0]),
         )

@@ -34,6 +34,7 @@ class Faults:
     clients: Clients
     logger: FleetLogger
     rng: Random
+    hands_kv_over: bool = False
     is_healed: bool = False
     num_storms: int = 0
 
@@ -64,11 +65,14 @@ class Faults:
                 self._crash(host)
             case FaultKind.NODE_LOSS:
                 self.network.cut(ROUTER, host.name)
+                self._cut_links(host)
                 host.crash()
             case FaultKind.SLOW:
                 host.slow_down(round(100 * fault.slowdown))
             case FaultKind.PARTITION:
                 self.network.cut(ROUTER, host.name)
+            case FaultKind.LINK_LOSS:
+                self._cut_links(host)
             case FaultKind.STALE_REPORTS:
                 host.freeze_reports(True)
             case FaultKind.DRAIN:
@@ -85,13 +89,27 @@ class Faults:
                 self._start(host)
             case FaultKind.NODE_LOSS:
                 self.network.heal(ROUTER, host.name)
+                self._heal_links(host)
                 self._start(host)
             case FaultKind.SLOW:
                 host.slow_down(100)
             case FaultKind.PARTITION:
                 self.network.heal(ROUTER, host.name)
+            case FaultKind.LINK_LOSS:
+                self._heal_links(host)
             case FaultKind.STALE_REPORTS:
                 host.freeze_reports(False)
+
+    def _cut_links(self, host: ReplicaHost) -> None:
+        """Nothing passes between it and the other replicas, if anything ever does."""
+        for other in self.hosts if self.hands_kv_over else ():
+            if other != host.name:
+                self.network.cut(host.name, other)
+
+    def _heal_links(self, host: ReplicaHost) -> None:
+        for other in self.hosts if self.hands_kv_over else ():
+            if other != host.name:
+                self.network.heal(host.name, other)
 
     def _crash(self, host: ReplicaHost) -> None:
         """The router sees its connections reset, unless it cannot see the machine at all."""
@@ -111,7 +129,7 @@ class Faults:
         if not host.is_up:
             self.logger.event(self.clock.now(), f"{FaultKind.DRAIN} ends", host.name)
             return
-        is_empty = self.router.drain(host.name)
+        is_empty = self.router.drain(host.name) and not host.num_leases
         if is_empty or self.clock.now() >= until:
             self.logger.event(self.clock.now(), f"{FaultKind.DRAIN} ends", host.name)
             self._crash(host)

@@ -17,8 +17,10 @@ from headrace.base.rng import stream
 from headrace.base.units import NANOS_PER_SECOND, nanos
 from headrace.engine.mind.block_hashing import BlockHasher
 from headrace.engine.mind.prefix_cache import root_hash
+from headrace.engine.mind.update import SequenceTimes
 from headrace.measure.report.record import RequestRecord, Run, RunFacts
 from headrace.measure.workload.request import ChatPrompt, Workload, WorkloadRequest
+from headrace.router.mind.disaggregation import Disaggregation
 from headrace.router.mind.profile import profile_for
 from headrace.router.mind.router_core import RouterCore
 from headrace.sim.answers import AnswerWorker
@@ -28,6 +30,7 @@ from headrace.sim.executor import Worker
 from headrace.sim.faults import Faults
 from headrace.sim.fleet_log import FleetLog, FleetLogger, Span
 from headrace.sim.fleet_spec import FleetSpec, PoolSpec
+from headrace.sim.kv_exchange import KVExchange
 from headrace.sim.network import Network
 from headrace.sim.prompts import SegmentHasher
 from headrace.sim.replica_host import IDENTITY_DIGEST, Finish, ReplicaHost, Surroundings
@@ -82,7 +85,18 @@ class Fleet:
         self.watch = how.watch or Watch()
         self._hasher: BlockHasher = SegmentHasher()
         self.network = Network(spec.network, rng=stream(spec.seed, "network"), clock=self.clock, events=self.events)
+        self.exchange: KVExchange | None = None
+        if spec.is_disaggregated:
+            self.exchange = KVExchange(self.clock, self.events, self.network, self.watch, keeps_spans=how.keeps_spans)
         profile = profile_for(spec.router)
+        names_prompts = profile.prefix_index is not None
+        disaggregation = None
+        if spec.is_disaggregated:
+            prefill = profile_for(spec.router.prefill_routing)
+            names_prompts = names_prompts or prefill.prefix_index is not None
+            disaggregation = Disaggregation(
+                spec.router.disaggregation, prefill=prefill, decode=profile, prefix_block_size=spec.router.prefix_block_size
+            )
         keeps_context = any(isinstance(r.prompt, ChatPrompt) and r.prompt.continues for r in workload.requests)
         around = Surroundings(
             clock=self.clock,
@@ -93,6 +107,7 @@ class Fleet:
             make_worker=how.make_worker,
             takes_runs=how.takes_runs,
             keeps_tokens=how.keeps_tokens or keeps_context,
+            exchange=self.exchange,
         )
         self.clients = Clients(
             spec.client,
@@ -103,7 +118,7 @@ class Fleet:
             self._hasher,
             stream(spec.seed, "clients"),
             Routing(
-                block_size=spec.router.prefix_block_size if profile.prefix_index is not None else 0,
+                block_size=spec.router.prefix_block_size if names_prompts else 0,
                 engine_block_size=next(iter(spec.pools.values())).scheduler.block_size,
             ),
             how.cache_salt,
@@ -112,7 +127,7 @@ class Fleet:
         )
         self.hosts: dict[str, ReplicaHost] = {}
         self.router = RouterHost(
-            RouterCore(spec.router.config, profile),
+            RouterCore(spec.router.config, profile, disaggregation),
             self.clients,
             self.clock,
             self.events,
@@ -125,7 +140,8 @@ class Fleet:
             for index in range(pool.num_replicas):
                 name = f"{pool_name}-{index}"
                 self.hosts[name] = ReplicaHost(name, len(self.hosts), pool, around, self.router)
-        self.logger = FleetLogger(self.hosts, interval_ns=how.log_interval_ns)
+        roles = {name: str(host.spec.role) for name, host in self.hosts.items()}
+        self.logger = FleetLogger(roles, interval_ns=how.log_interval_ns)
         self.faults = Faults(
             self.clock,
             self.events,
@@ -135,6 +151,7 @@ class Fleet:
             self.clients,
             self.logger,
             stream(spec.seed, "faults"),
+            hands_kv_over=spec.is_disaggregated,
         )
         self._answering: dict[str, str] = {}
         self.on_answer: Callable[[str, Finish], None] | None = None
@@ -162,6 +179,8 @@ class Fleet:
         return self.outcome(facts)
 
     def outcome(self, facts: RunFacts) -> FleetOutcome:
+        if self.exchange is not None:
+            self.logger.log.transfers = self.exchange.spans
         records = sorted(self.clients.records, key=lambda record: (record.intended_ns, record.request_id))
         stats = [found for host in self.hosts.values() if (found := host.stats()) is not None]
         measured = msgspec.structs.replace(
@@ -173,6 +192,7 @@ class Fleet:
                 "vllm:prefix_cache_queries_total": float(sum(one.prefix_cache_queries for one in stats)),
                 "vllm:prefix_cache_hits_total": float(sum(one.prefix_cache_hits for one in stats)),
                 "vllm:num_preemptions_total": float(sum(one.num_preemptions for one in stats)),
+                **self._transfer_counters(),
             },
         )
         return FleetOutcome(
@@ -189,20 +209,20 @@ class Fleet:
         self._answering[name] = finish.replica
         if self.on_answer is not None:
             self.on_answer(name, finish)
-        times = finish.times
-        if self._how.keeps_spans and times is not None:
-            self.logger.log.spans.append(
-                Span(
-                    name,
-                    finish.replica,
-                    times.arrived,
-                    times.scheduled,
-                    times.first_token,
-                    times.finished,
-                    finish.num_cached_tokens,
-                    finish.num_tokens,
-                )
-            )
+        if self._how.keeps_spans:
+            for leg in (finish.prefill, finish):
+                if leg is not None and leg.times is not None:
+                    self.logger.log.spans.append(_span(name, leg, leg.times))
+
+    def _transfer_counters(self) -> dict[str, float]:
+        if self.exchange is None:
+            return {}
+        counts = self.exchange.counts
+        return {
+            "headrace:kv_transfers_total": float(counts.num_transfers),
+            "headrace:kv_transfer_failures_total": float(counts.num_failures),
+            "headrace:kv_transfer_bytes_total": float(counts.num_bytes),
+        }
 
     def _report(self) -> None:
         for host in self.hosts.values():
@@ -211,7 +231,7 @@ class Fleet:
     def _log(self) -> None:
         self.logger.begin_moment(self.clock.now())
         for name, host in self.hosts.items():
-            self.logger.note(name, host.stats(), host.spec.scheduler.num_blocks)
+            self.logger.note(name, host.stats(), host.spec.scheduler.num_blocks, host.num_bytes_received)
 
     def _every(self, interval: int, action: Callable[[], None]) -> None:
         def again() -> None:
@@ -230,3 +250,16 @@ class Fleet:
             hasher.update(msgspec.msgpack.encode(line))
             hasher.update(array("q", record.gaps_ns).tobytes())
         return hasher.hexdigest()
+
+
+def _span(name: str, leg: Finish, times: SequenceTimes) -> Span:
+    return Span(
+        name,
+        leg.replica,
+        times.arrived,
+        times.scheduled,
+        times.first_token,
+        times.finished,
+        leg.num_cached_tokens,
+        leg.num_tokens,
+    )

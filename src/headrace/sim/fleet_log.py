@@ -3,7 +3,7 @@
 Columns, not rows: one list of moments, and for each replica one list a figure. Knows figures; draws nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 
@@ -27,6 +27,12 @@ class ReplicaColumns(msgspec.Struct):
     """Prompt tokens looked up since the moment before."""
     num_preemptions: list[int] = []
     """Since the moment before."""
+    num_loading: list[int] = []
+    """Sequences whose KV is on its way from another replica."""
+    leased_permille: list[int] = []
+    """Blocks that are kept for other replicas to fetch, in thousandths of all; what two requests share counts twice."""
+    received_mb: list[int] = []
+    """Megabytes of KV that came from other replicas since the moment before."""
 
 
 class FleetEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +55,21 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     num_output_tokens: int
 
 
+class TransferSpan(msgspec.Struct, frozen=True, array_like=True):
+    """KV on its way from one replica to another; nanoseconds since the start of the run."""
+
+    request_id: str
+    source: str
+    target: str
+    asked: Nanos
+    begun: Nanos
+    """When its first byte left."""
+    ended: Nanos
+    num_bytes: int
+    """0 where it failed."""
+    error: str = ""
+
+
 class FleetLog(msgspec.Struct, kw_only=True):
     version: int = 1
     interval_ms: float
@@ -57,23 +78,33 @@ class FleetLog(msgspec.Struct, kw_only=True):
     columns: dict[str, ReplicaColumns] = {}
     events: list[FleetEvent] = []
     spans: list[Span] = []
-    """Empty where they were not asked for."""
+    """Empty where they were not asked for. Where one replica computes a prompt and another answers, there are two."""
+    transfers: list[TransferSpan] = []
+    """With the spans."""
+    roles: list[str] = []
+    """By replica: both, prefill or decode."""
+
+
+_NOTHING = (0, 0, 0, 0)
 
 
 class FleetLogger:
     """Takes the figures down; a gap since the last moment is that of the counters."""
 
-    def __init__(self, replicas: Iterable[str], *, interval_ns: int) -> None:
-        names = list(replicas)
+    def __init__(self, roles: Mapping[str, str], *, interval_ns: int) -> None:
+        """`roles`: of each replica."""
         self.log = FleetLog(
-            interval_ms=interval_ns / 1e6, replicas=names, columns={name: ReplicaColumns() for name in names}
+            interval_ms=interval_ns / 1e6,
+            replicas=list(roles),
+            columns={name: ReplicaColumns() for name in roles},
+            roles=list(roles.values()),
         )
-        self._counted: dict[str, tuple[int, int, int]] = {}
+        self._counted: dict[str, tuple[int, int, int, int]] = {}
 
     def begin_moment(self, now: Nanos) -> None:
         self.log.at_ms.append(now / 1e6)
 
-    def note(self, replica: str, stats: EngineStats | None, num_blocks: int) -> None:
+    def note(self, replica: str, stats: EngineStats | None, num_blocks: int, num_bytes_received: int = 0) -> None:
         """Once for each replica and moment. The counters of a process that is gone start again from 0."""
         columns = self.log.columns[replica]
         if stats is None:
@@ -81,10 +112,11 @@ class FleetLogger:
             for values in (getattr(columns, name) for name in ReplicaColumns.__struct_fields__):
                 values.append(0)
             return
-        before = self._counted.get(replica, (0, 0, 0))
-        counted = (stats.prefix_cache_hits, stats.prefix_cache_queries, stats.num_preemptions)
-        if counted[1] < before[1]:
-            before = (0, 0, 0)
+        before = self._counted.get(replica, _NOTHING)
+        received = num_bytes_received // 1_000_000
+        counted = (stats.prefix_cache_hits, stats.prefix_cache_queries, stats.num_preemptions, received)
+        if counted[1] < before[1] or received < before[3]:
+            before = _NOTHING
         self._counted[replica] = counted
         columns.is_up.append(1)
         columns.num_running.append(stats.num_running)
@@ -94,6 +126,9 @@ class FleetLogger:
         columns.hit_tokens.append(counted[0] - before[0])
         columns.query_tokens.append(counted[1] - before[1])
         columns.num_preemptions.append(counted[2] - before[2])
+        columns.num_loading.append(stats.num_loading)
+        columns.leased_permille.append(round(1000 * stats.num_blocks_leased / num_blocks))
+        columns.received_mb.append(received - before[3])
 
     def event(self, now: Nanos, kind: str, replica: str) -> None:
         self.log.events.append(FleetEvent(now / 1e6, kind, replica))

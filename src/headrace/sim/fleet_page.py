@@ -25,12 +25,12 @@ def fleet_page(log: FleetLog, run: Run) -> str:
     deflated = zlib.compress(msgspec.json.encode(frames), 9)
     facts = run.facts
     return _filled(
-        (_WEB / "fleet.html").read_text(),
+        (_WEB / "fleet.html").read_text(encoding="utf-8"),
         {
             "title": escape(f"{facts.model or 'A fleet'}, {len(log.replicas)} replicas"),
             "about": escape(_about(facts)),
-            "style": PALETTE + (_WEB / "fleet.css").read_text(),
-            "script": (_WEB / "fleet.js").read_text(),
+            "style": PALETTE + (_WEB / "fleet.css").read_text(encoding="utf-8"),
+            "script": (_WEB / "fleet.js").read_text(encoding="utf-8"),
             "data": b64encode(deflated).decode(),
         },
     )

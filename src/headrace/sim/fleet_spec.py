@@ -12,10 +12,18 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.units import nanos
 from headrace.engine.mind.config import SchedulerConfig
+from headrace.engine.mind.kv_transfer import KVTransferConfig, LoadFailurePolicy
+from headrace.router.mind.disaggregation import DisaggregationConfig
+from headrace.router.mind.endpoint import EndpointRole
 from headrace.router.mind.profile import RoutingConfig
 from headrace.router.mind.router_core import RouterConfig
 from headrace.sim.cost_model import EngineModel, GpuDeployment
 from headrace.sim.step_cost import StepCost
+from headrace.specs.device import device
+
+_BYTES_PER_TOKEN = 131_072
+"""32 layers of 8 heads of 128, keys and values, in BF16."""
+_GIGABITS_PER_S = 400.0
 
 
 class LinearCostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +59,37 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return Nanos(nanos(self.process_s + self.weight_bytes / self.weight_bytes_per_s + self.warm_up_s))
 
 
+class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How KV comes to a replica and leaves it, where one replica computes prompts for another. 0 stands for what `gpu` says
+    of its model, KV dtype, layout and network cards; without `gpu`, for an 8B model in BF16 and 400 Gb/s."""
+
+    bytes_per_token: int = 0
+    """Of KV, over all links of a replica that one prompt's KV takes."""
+    gigabits_per_s: float = 0.0
+    """Of those links together, each way. Transfers that would use them at the same time wait for one another."""
+    setup_us: float = 500.0
+    """Before the first byte of each transfer."""
+    timeout_s: float = 10.0
+    """A transfer that has not come by then has failed."""
+    lease_s: float = 60.0
+    """So long KV is kept for whoever fetches it; never shorter than a transfer may take."""
+    load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE
+    """What becomes of a request whose KV does not come: recompute or fail."""
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_token < 0 or self.gigabits_per_s < 0 or self.setup_us < 0:
+            raise ConfigurationError("transfer: bytes_per_token, gigabits_per_s and setup_us must not be negative")
+        if not 0 < self.timeout_s <= self.lease_s:
+            raise ConfigurationError(
+                f"transfer: timeout_s must be above 0 and at most lease_s ({self.lease_s:g}), not {self.timeout_s:g}: "
+                "what is still being fetched must still be kept"
+            )
+
+    @property
+    def config(self) -> KVTransferConfig:
+        return KVTransferConfig(load_failure_policy=self.load_failure_policy, lease_ns=Nanos(nanos(self.lease_s)))
+
+
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Replicas of one model and shape."""
 
@@ -64,6 +103,9 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     file, the name of what `headrace calibrate` wrote; keys of `scheduler` go before those that are there."""
     speed: float = 1.0
     """So many times as fast as `cost`, `gpu` or `engine` say."""
+    role: EndpointRole = EndpointRole.BOTH
+    """prefill: it computes prompts for others; decode: it answers, with KV from those; both: it does all there is to do."""
+    transfer: TransferSpec = TransferSpec()
     start: StartSpec = StartSpec()
     device: str = ""
     """What one replica runs on, for the report."""
@@ -86,6 +128,37 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         cost = {} if self.gpu is not None else msgspec.structs.asdict(self.cost)
         return EngineModel(scheduler=self.scheduler, cost=cost, gpu=self.gpu)
 
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Of one prompt's KV, over all its links."""
+        if self.transfer.bytes_per_token:
+            return self.transfer.bytes_per_token
+        if self.gpu is None:
+            return _BYTES_PER_TOKEN
+        return self.gpu.step_model().kv_bytes_per_token_per_gpu * self._num_links
+
+    @property
+    def kv_nanos_per_token(self) -> float:
+        """How long one token's KV keeps those links busy."""
+        if self.transfer.gigabits_per_s:
+            bytes_per_s = self.transfer.gigabits_per_s * 1e9 / 8
+        elif self.gpu is None:
+            bytes_per_s = _GIGABITS_PER_S * 1e9 / 8
+        else:
+            bytes_per_s = device(self.gpu.device).scale_out_bandwidth * self._num_links
+        return self.kv_bytes_per_token / bytes_per_s * 1e9
+
+    @property
+    def num_kv_lanes(self) -> int:
+        """Prompts whose KV can be moved at once without sharing a link: one for each attention rank that has its own."""
+        return 1 if self.gpu is None else self.gpu.data_parallel_size
+
+    @property
+    def _num_links(self) -> int:
+        """Network cards of the GPUs that hold one sequence."""
+        assert self.gpu is not None
+        return self.gpu.tensor_parallel_size * self.gpu.pipeline_parallel_size
+
     def step_cost(self) -> StepCost:
         """Raises ConfigurationError where `gpu` names what was not measured."""
         return self.replica.step_cost(speed=self.speed)
@@ -100,11 +173,19 @@ class RouterSpec(RoutingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """An endpoint not heard of for so long is gone."""
     queue_timeout_s: float = 60.0
     """So long a request waits in the router for an endpoint that may have it."""
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
+    """Where pools have roles: which prompts are computed elsewhere, and by whom."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.report_interval_s < self.report_timeout_s:
             raise ConfigurationError("report_interval_s must be above 0 and below report_timeout_s")
+
+    @property
+    def prefill_routing(self) -> RoutingConfig:
+        """How the endpoint that computes a prompt for another one is chosen."""
+        fields = {name: getattr(self, name) for name in RoutingConfig.__struct_fields__}
+        return RoutingConfig(**{**fields, "policy": self.disaggregation.policy or self.policy})
 
     @property
     def config(self) -> RouterConfig:
@@ -183,6 +264,8 @@ class FaultKind(StrEnum):
     """Steps take `slowdown` times as long for `duration_s`."""
     PARTITION = "partition"
     """Nothing passes between the router and the replica for `duration_s`."""
+    LINK_LOSS = "link-loss"
+    """Nothing passes between the replica and the other replicas for `duration_s`: no KV, that is."""
     STALE_REPORTS = "stale-reports"
     """The replica's load reports say what they said first, for `duration_s`."""
     DRAIN = "drain"
@@ -224,3 +307,20 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for fault in self.faults:
             if fault.replica and fault.replica not in known:
                 raise ConfigurationError(f"a fault hits {fault.replica!r}, and there is no such replica")
+        if self.is_disaggregated:
+            self._check_roles()
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether some compute prompts for others."""
+        return any(pool.role is not EndpointRole.BOTH for pool in self.pools.values())
+
+    def _check_roles(self) -> None:
+        if all(pool.role is EndpointRole.PREFILL for pool in self.pools.values()):
+            raise ConfigurationError('no pool answers: give one role = "decode" or "both" beside those of role "prefill"')
+        if all(pool.role is EndpointRole.DECODE for pool in self.pools.values()):
+            raise ConfigurationError('nobody computes prompts for those of role "decode": give a pool role = "prefill"')
+        sizes = {name: pool.scheduler.block_size for name, pool in self.pools.items()}
+        if len(set(sizes.values())) > 1:
+            told = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            raise ConfigurationError(f"pools that hand KV over have blocks of one size, not {told}: set block_size")

@@ -4,14 +4,24 @@
 Keeps its own account of members, epochs, generations and tenants, and believes none of the fleet's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from headrace.base.ids import BlockId, RequestId, SequenceId
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.decode_run import DecodeRun
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.step import StepPlan
+from headrace.router.mind.disaggregation import Leg
+from headrace.router.mind.endpoint import EndpointRole
 from headrace.sim.watch import Watch
+
+_LEGS = {
+    EndpointRole.BOTH: (Leg.WHOLE, Leg.PREFILL, Leg.DECODE),
+    EndpointRole.PREFILL: (Leg.PREFILL,),
+    EndpointRole.DECODE: (Leg.WHOLE, Leg.DECODE),
+}
+"""What each may be sent."""
 
 
 def check_step(plan: StepPlan, config: SchedulerConfig) -> None:
@@ -28,7 +38,14 @@ def check_step(plan: StepPlan, config: SchedulerConfig) -> None:
 class FleetInvariants(Watch):
     """Asserts, as things happen. `salt_of` knows the tenant of a request by its seed, which crosses every boundary."""
 
-    def __init__(self, configs: Mapping[str, SchedulerConfig], salt_of: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        configs: Mapping[str, SchedulerConfig],
+        salt_of: Callable[[int], str],
+        roles: Mapping[str, EndpointRole] = MappingProxyType({}),
+    ) -> None:
+        """`roles`: by replica, where it is not both."""
+        self._roles = roles
         self._configs = configs
         self._salt_of = salt_of
         self._last_epoch = 0
@@ -58,8 +75,9 @@ class FleetInvariants(Watch):
         self._accepting.pop(replica, None)
         self._present.pop(replica, None)
 
-    def dispatched(self, replica: str, epoch: int, request_id: RequestId, generation: int) -> None:
+    def dispatched(self, replica: str, epoch: int, request_id: RequestId, generation: int, leg: Leg) -> None:
         self.num_dispatches += 1
+        assert leg in _LEGS[self._roles.get(replica, EndpointRole.BOTH)], f"{replica} is sent the {leg} leg of {request_id}"
         assert self._accepting.get(replica) == epoch, (
             f"{request_id} is sent to {replica} in epoch {epoch}, where it takes {self._accepting.get(replica, 'nothing')}"
         )
@@ -95,6 +113,10 @@ class FleetInvariants(Watch):
         assert len(run.sequences) <= self._configs[replica].max_num_seqs, "too many sequences at once"
         self._tenants[replica].note_run(run)
 
+    def loaded(self, replica: str, block_ids: Sequence[BlockId], source: str, source_block_ids: Sequence[BlockId]) -> None:
+        self.touched[replica] = None
+        self._tenants[replica].note_load(block_ids, self._tenants[source], source_block_ids)
+
     def lost_cache(self, replica: str) -> None:
         self._tenants[replica] = _Tenants()
 
@@ -124,6 +146,11 @@ class _Tenants:
                     assert self._writer[block_id] == salt, f"sequence {entry.sequence_id} reads another tenant's block"
             for block_id in table[first_written:]:
                 self._writer[block_id] = salt
+
+    def note_load(self, block_ids: Sequence[BlockId], source: "_Tenants", source_block_ids: Sequence[BlockId]) -> None:
+        """A transfer writes what somebody wrote there."""
+        for block_id, source_block_id in zip(block_ids, source_block_ids, strict=True):
+            self._writer[block_id] = source._writer[source_block_id]
 
     def note_run(self, run: DecodeRun) -> None:
         """Steps that were taken together write, too."""

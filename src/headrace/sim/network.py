@@ -73,6 +73,9 @@ class Network:
         """Nothing that is sent from now on passes; what is on its way arrives."""
         self._cut.setdefault(frozenset((one, other)), [])
 
+    def is_cut(self, one: str, other: str) -> bool:
+        return bool(self._cut) and frozenset((one, other)) in self._cut
+
     def heal(self, one: str, other: str) -> None:
         for held in self._cut.pop(frozenset((one, other)), []):
             if held.is_open:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from headrace.base.clock import Clock, Nanos
 from headrace.base.errors import InvalidRequestError, OverloadedError
-from headrace.base.ids import RequestId
+from headrace.base.ids import RequestId, SequenceId
 from headrace.engine.mind.decode_run import DecodeRun
 from headrace.engine.mind.engine_core import EngineCore
 from headrace.engine.mind.request import Request
@@ -93,6 +93,22 @@ class SimReplica:
         self._leave_run()
         now = self._clock.now()
         self._tell(now, self.core.abort(request_id, now, sample_index=sample_index))
+        self._ask_for_turn()
+
+    def end_load(self, sequence_id: SequenceId, num_tokens: int, *, error: str) -> None:
+        self._leave_run()
+        now = self._clock.now()
+        self._tell(now, self.core.end_load(sequence_id, num_tokens, now, error=error))
+        self._ask_for_turn()
+
+    def end_lease(self, request_id: RequestId) -> None:
+        self._leave_run()
+        self.core.end_lease(request_id)
+        self._ask_for_turn()
+
+    def end_leases_over(self) -> None:
+        self._leave_run()
+        self.core.end_leases_over(self._clock.now())
         self._ask_for_turn()
 
     def reset_prefix_cache(self) -> None:

@@ -11,21 +11,26 @@ from functools import partial
 from operator import sub
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace.base.clock import Clock, Nanos
 from headrace.base.ids import RequestId
 from headrace.engine.mind.block_hashing import BlockHasher
 from headrace.engine.mind.decode_run import DecodeRun
 from headrace.engine.mind.engine_core import EngineCore
+from headrace.engine.mind.kv_transfer import KVSource
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.stats import EngineStats
 from headrace.engine.mind.step import StepPlan
 from headrace.engine.mind.update import FinishReason, RequestUpdate, SequenceTimes
 from headrace.protocol.load_report import LoadReport
+from headrace.router.mind.disaggregation import Leg
 from headrace.router.mind.generation_fence import DispatchGate
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import SimExecutor, Worker
 from headrace.sim.fleet_spec import PoolSpec
 from headrace.sim.front_end import FrontEnd
+from headrace.sim.kv_exchange import HostConnector, KVExchange
 from headrace.sim.network import Network
 from headrace.sim.replica import Observer, SimReplica
 from headrace.sim.step_cost import SlowedStepCost
@@ -42,10 +47,11 @@ _JOIN_AGAIN_NS = 1_000_000_000
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One attempt at one request on one replica."""
+    """One attempt at one request, or at a leg of it, on one replica."""
 
     client_request_id: RequestId
     number: int
+    leg: Leg = Leg.WHOLE
     first_token: int = 0
     last_token: int = 0
     """When those were there, if any was."""
@@ -91,6 +97,8 @@ class Finish:
     num_cached_tokens: int
     times: SequenceTimes | None
     error: str = ""
+    prefill: "Finish | None" = None
+    """The end of the leg before, where another replica computed the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,8 @@ class Surroundings:
     make_worker: Callable[[PoolSpec], Worker]
     takes_runs: bool = True
     keeps_tokens: bool = False
+    exchange: KVExchange | None = None
+    """Where replicas hand KV over."""
 
 
 class ReplicaHost(Observer):
@@ -119,6 +129,7 @@ class ReplicaHost(Observer):
         self.is_starting = False
         self._replica: SimReplica | None = None
         self._gate: DispatchGate | None = None
+        self._connector: HostConnector | None = None
         self._front_end: FrontEnd | None = None
         """None where it costs nothing."""
         self._generations: dict[RequestId, Generation] = {}
@@ -148,6 +159,16 @@ class ReplicaHost(Observer):
         return len(self._generations)
 
     @property
+    def num_leases(self) -> int:
+        """Prompts whose KV it keeps for others."""
+        return 0 if self._connector is None else self._connector.num_leases
+
+    @property
+    def num_bytes_received(self) -> int:
+        """Of KV, in this life."""
+        return 0 if self._connector is None else self._connector.num_bytes_received
+
+    @property
     def core(self) -> EngineCore | None:
         return None if self._replica is None else self._replica.core
 
@@ -165,7 +186,9 @@ class ReplicaHost(Observer):
         self.is_starting = False
         if self._replica is not None:
             self._replica.stop()
-        self._replica, self._gate = None, None
+        if self._connector is not None:
+            self._connector.close()
+        self._replica, self._gate, self._connector = None, None, None
         self._generations.clear()
         self._around.watch.lost_cache(self.name)
 
@@ -188,9 +211,18 @@ class ReplicaHost(Observer):
             return
         self.is_starting = False
         around = self._around
-        core = EngineCore(self.spec.scheduler, identity_digest=IDENTITY_DIGEST, hasher=around.hasher)
+        worker = around.make_worker(self.spec)
+        if around.exchange is not None:
+            self._connector = around.exchange.connect(self.name, self._life, self.spec, worker)
+        core = EngineCore(
+            self.spec.scheduler,
+            identity_digest=IDENTITY_DIGEST,
+            hasher=around.hasher,
+            connector=self._connector,
+            transfer=self.spec.transfer.config,
+        )
         executor = SimExecutor(
-            worker=around.make_worker(self.spec),
+            worker=worker,
             cost=self._cost,
             clock=around.clock,
             events=around.events,
@@ -205,6 +237,8 @@ class ReplicaHost(Observer):
             source=self._source,
             takes_runs=around.takes_runs,
         )
+        if self._connector is not None:
+            self._connector.replica = self._replica
         front_end = FrontEnd(self.spec.replica.front_end)
         self._front_end = front_end if front_end.has_cost else None
         self.join()
@@ -237,7 +271,9 @@ class ReplicaHost(Observer):
         if self._replica is not None and epoch == self.epoch:
             self.join()
 
-    def dispatch(self, epoch: int, request: Request, generation: int) -> None:
+    def dispatch(
+        self, epoch: int, request: Request, generation: int, leg: Leg = Leg.WHOLE, source: KVSource | None = None
+    ) -> None:
         """A request for it; if it has no process that could take it, the connection breaks."""
         if self._replica is None or self._gate is None:
             self._refuse(request.request_id, generation)
@@ -248,12 +284,15 @@ class ReplicaHost(Observer):
             return
         self._around.watch.admitted(self.name, epoch, self.epoch, request, generation)
         engine_request_id = _engine_request_id(request.request_id, generation)
-        self._generations[engine_request_id] = Generation(request.request_id, generation)
+        self._generations[engine_request_id] = Generation(request.request_id, generation, leg)
+        sampling = request.sampling
         asked = Request(
             request_id=engine_request_id,
             prompt_token_ids=request.prompt_token_ids,
-            sampling=request.sampling,
+            sampling=sampling if leg is not Leg.PREFILL else msgspec.structs.replace(sampling, max_tokens=1, min_tokens=0),
             cache_salt=request.cache_salt,
+            keeps_kv=leg is Leg.PREFILL,
+            kv_source=source,
         )
         if self._front_end is None:
             self._replica.receive(asked)
@@ -275,6 +314,8 @@ class ReplicaHost(Observer):
         self._replica.catch_up()
         if self._generations.pop(engine_request_id, None) is not None:
             self._replica.abort(engine_request_id)
+        elif self._connector is not None:  # it may have ended, and left its KV for nobody
+            self._replica.end_lease(engine_request_id)
 
     # What it reports
 
@@ -305,7 +346,7 @@ class ReplicaHost(Observer):
             is_sent = bool(update.new_token_ids) or update.finish_reason is not None
             seen = self._front_end.deliver(now) if self._front_end is not None and is_sent else now
             if update.new_token_ids:
-                if not generation.num_tokens:
+                if not generation.num_tokens and generation.leg is not Leg.PREFILL:
                     self._send(generation, partial(self._router.first_token, *generation.name, seen), at=seen)
                 generation.note_token(seen)
                 if self._around.keeps_tokens:
@@ -347,7 +388,16 @@ class ReplicaHost(Observer):
             times=update.times,
             error=update.error,
         )
-        self._send(generation, partial(self._router.finished, *generation.name, finish), at=at)
+        if generation.leg is Leg.DECODE and finish.reason is FinishReason.ERROR and not finish.num_tokens:
+            self._refuse(*generation.name)  # its KV did not come: the router knows where it can be computed
+        elif generation.leg is not Leg.PREFILL:
+            self._send(generation, partial(self._router.finished, *generation.name, finish), at=at)
+        elif finish.reason in (FinishReason.LENGTH, FinishReason.STOP):
+            assert self._connector is not None
+            source = self._connector.source_of(engine_request_id)
+            self._send(generation, partial(self._router.prefilled, *generation.name, source, finish), at=at)
+        else:
+            self._refuse(*generation.name)
 
     def _send(self, generation: Generation, deliver: Callable[[], None], *, at: Nanos) -> None:
         """On the connection that the request came by; if nothing passes, it breaks, and both ends know. What the front end

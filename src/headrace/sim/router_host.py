@@ -4,14 +4,16 @@ Decides nothing. Requests come from `clients.py`, answers go back there.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.base.clock import Clock, Nanos
 from headrace.base.ids import RequestId
+from headrace.engine.mind.kv_transfer import KVSource
 from headrace.engine.mind.request import Request
 from headrace.protocol.load_report import LoadReport
+from headrace.router.mind.disaggregation import Leg
 from headrace.router.mind.routed_request import RoutedRequest
 from headrace.router.mind.router_core import Action, Cancel, Dispatch, Expel, Reject, RouterCore
 from headrace.sim.events import EventQueue, Rank
@@ -45,6 +47,7 @@ class RouterHost:
     watch: Watch
     replicas: Mapping[str, "ReplicaHost"]
     _requests: dict[RequestId, Request] = field(default_factory=dict)
+    _prefills: dict[RequestId, Finish] = field(default_factory=dict)
     _looks_at: Nanos | None = None
 
     # Clients
@@ -58,15 +61,16 @@ class RouterHost:
         if request_id in self._requests:
             self._perform(self.core.cancel(request_id))
             del self._requests[request_id]
+            self._prefills.pop(request_id, None)
 
     # Replicas
 
     def joins(self, name: str, life: int) -> None:
-        epoch, actions = self.core.join(name, life, self.clock.now())
+        host = self.replicas[name]
+        epoch, actions = self.core.join(name, life, self.clock.now(), host.spec.role)
         if not epoch:
             return
         self.watch.joined(name, epoch)
-        host = self.replicas[name]
         self.network.send(ROUTER, name, partial(host.joined, life, epoch), failed=_forget)
         self._perform(actions)
         self._look_in_time()
@@ -89,10 +93,21 @@ class RouterHost:
             self.watch.forwarded(request_id, generation)
             self.clients.first_token(request_id, sent)
 
+    def prefilled(self, request_id: RequestId, generation: int, source: KVSource, finish: Finish) -> None:
+        """The prompt is computed, for another replica to answer; its client hears nothing of it."""
+        actions = self.core.prefilled(request_id, generation, source, self.clock.now())
+        if request_id in self._requests:
+            self._prefills[request_id] = finish
+        self._perform(actions)
+        self._look_in_time()
+
     def finished(self, request_id: RequestId, generation: int, finish: Finish) -> None:
         if self.core.finished(request_id, generation):
             self.watch.forwarded(request_id, generation)
             del self._requests[request_id]
+            prefill = self._prefills.pop(request_id, None)
+            if prefill is not None:  # what was found in a cache, and not computed, was found there
+                finish = replace(finish, num_cached_tokens=prefill.num_cached_tokens, prefill=prefill)
             self.clients.finished(request_id, finish)
 
     def failed(self, request_id: RequestId, generation: int) -> None:
@@ -129,18 +144,21 @@ class RouterHost:
                     self.network.send(ROUTER, name, partial(host.cancel, epoch, request_id, generation), failed=_forget)
                 case Reject(request_id, error):
                     del self._requests[request_id]
+                    self._prefills.pop(request_id, None)
                     self.clients.rejected(request_id, error)
                 case Expel(name, _):
                     self.watch.left(name)
 
     def _dispatch(self, action: Dispatch) -> None:
         request = self._requests[action.request_id]
-        self.watch.dispatched(action.endpoint, action.epoch, action.request_id, action.generation)
+        self.watch.dispatched(action.endpoint, action.epoch, action.request_id, action.generation, action.leg)
+        if action.leg is not Leg.DECODE:
+            self._prefills.pop(action.request_id, None)  # of an attempt that came to nothing
         host = self.replicas[action.endpoint]
         self.network.send(
             ROUTER,
             action.endpoint,
-            partial(host.dispatch, action.epoch, request, action.generation),
+            partial(host.dispatch, action.epoch, request, action.generation, action.leg, action.handoff),
             num_bytes=_BYTES_PER_TOKEN * len(request.prompt_token_ids),
             failed=partial(self.failed, action.request_id, action.generation),
         )

@@ -7,7 +7,7 @@ worker compares what lies in the sequence's blocks with what ought to. It keeps 
 plans carry differences, and a token may be one that an earlier step samples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -85,6 +85,15 @@ class SimulatedWorker:
         self._choose = choose
         self._kv = [[_EMPTY] * block_size for _ in range(num_blocks)]
         self._sequences: dict[SequenceId, _LiveSequence] = {}
+
+    def read(self, block_ids: Sequence[BlockId]) -> list[list[int]]:
+        """What lies in these blocks now: what a transfer carries."""
+        return [list(self._kv[block_id]) for block_id in block_ids]
+
+    def write(self, block_ids: Sequence[BlockId], content: Sequence[Sequence[int]]) -> None:
+        """What a transfer brought."""
+        for block_id, states in zip(block_ids, content, strict=True):
+            self._kv[block_id] = list(states)
 
     def execute(self, plan: StepPlan) -> StepResult:
         for sequence_id in plan.released_sequence_ids:

@@ -61,5 +61,5 @@ def device(name: str) -> DeviceSpec:
     """
     known = devices()
     if name not in known:
-        raise ConfigurationError(f"no device is called {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+        raise ConfigurationError(f"no device is called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
     return known[name]

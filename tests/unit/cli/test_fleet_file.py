@@ -46,6 +46,13 @@ def test_a_fleet_is_what_its_file_says(tmp_path: Path) -> None:
         ("polcy", "policy", r"there is no key 'polcy' in \[router\]; did you mean 'policy'"),
         ("num_block ", "num_blocks ", r"'num_block' in \[pools.main.scheduler\]; did you mean 'num_blocks'"),
         ("[routr]", "[router]", "there is no key 'routr' at the top; did you mean 'router'"),
+        (
+            "scheduler]\nblock_size = 16",
+            "scheduler]\nmax_model_len = 2048\nnum_blocks = 512",
+            r"\[pools.main.scheduler\] needs max_model_len and num_blocks",
+        ),
+        ("# ", "[pools.main.scheduler]\nmax_model_len = 2048\nnum_blocks = 512", r"\[pools.main\] needs scheduler"),
+        ("# ", "at_s = 1.0", r"\[faults\] needs at_s"),
         ("replca =", "replica =", r"there is no key 'replca' in \[faults\]; did you mean 'replica'"),
         ("main-7", "main-1", "there is no such replica"),
         ('"prefix-afinity"', '"prefix-affinity"', "did you mean 'prefix-affinity'"),

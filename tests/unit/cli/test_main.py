@@ -44,6 +44,40 @@ def test_a_misspelt_choice_is_refused_with_the_right_spelling(capsys: pytest.Cap
     assert "did you mean 'bfloat16'?" in refused(["serve", "--dtype", "bflaot16"], capsys)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["simulate", "--num-seeds"],
+        ["bench", "--num-prompts"],
+        ["calibrate", "--num-rounds"],
+        ["plan", "--max-replicas"],
+        ["roofline", "--context"],
+    ],
+)
+def test_what_is_no_count_is_refused_in_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"argument {words[1]}: 'many' is not a whole number" in refused([*words, "many"], capsys)
+    assert f"argument {words[1]}: must be at least 1, not 0" in refused([*words, "0"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("fleet.toml --workload w --engine e.json", "no use for --engine with a fleet"),
+        ("fleet.toml --case all", "no use for --case with a fleet"),
+        ("--html page.html", "no use for --html with drawn scenarios"),
+        ("--engine e.json --result r.json", "no use for --engine and --result with drawn scenarios"),
+        ("--case all --workload w", "no use for --workload with --case"),
+        ("--workload w --seed 3", "no use for --seed with --workload without a fleet"),
+        ("--replay steps --num-seeds 3", "no use for --num-seeds with --replay"),
+    ],
+)
+def test_options_of_simulate_that_would_be_left_unheard_are_refused(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *words.split()]) == 2
+    assert f"headrace: there is {told}" in capsys.readouterr().err
+
+
 def test_no_command_is_refused_and_help_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
     assert "headrace --help" in refused([], capsys)
 

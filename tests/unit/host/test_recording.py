@@ -72,6 +72,18 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
         list(read_recording(path))
 
 
+def test_a_file_that_says_nothing_of_a_recording_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "workload.jsonl"
+    path.write_text('{"name": "random"}')
+    with pytest.raises(CheckpointError, match="is no recording that `headrace serve --record-steps` made"):
+        list(read_recording(path))
+
+
+def test_a_recording_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"the recording {tmp_path}/steps cannot be read: No such file"):
+        list(read_recording(tmp_path / "steps"))
+
+
 def test_a_recording_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="record_steps"):
         RecordingWriter(tmp_path / "no such folder" / "steps")

@@ -23,6 +23,7 @@ from headrace.measure.bench.formats import (
 from headrace.measure.bench.http_client import Target
 from headrace.measure.bench.live_view import ViewState
 from headrace.measure.bench.runner import Progress
+from headrace.measure.bench.server_facts import first_model
 from headrace.measure.bench.sse import EventScanner
 from headrace.measure.report.record import Run
 from headrace.measure.workload.request import ChatPrompt, WorkloadRequest
@@ -94,11 +95,6 @@ def test_addresses_are_read(url: str, target: Target) -> None:
     assert Target.parse(url) == target
 
 
-def test_what_is_no_address_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no address"):
-        Target.parse("ftp://x")
-
-
 # Campaigns, against a made-up server
 
 
@@ -168,3 +164,15 @@ def test_the_live_view_shows_rates_percentiles_and_a_late_client() -> None:
         "the client itself is 50 ms late",
     ):
         assert text in shown
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "http://127.0.0.1:1", "http://127.0.0.1:1/"])
+def test_a_server_that_is_not_there_is_told_apart_from_one_that_names_no_model(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{address} cannot be reached: .*refused; check --base-url"):
+        first_model(address, {})
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:eight", "ftp://127.0.0.1", "http://", "http://[::1"])
+def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is no address of a server; write for example http://127\.0\.0\.1:8000"):
+        first_model(address, {})

@@ -33,6 +33,11 @@ def test_an_unknown_path_is_404_with_the_nearest() -> None:
     assert len(error_of(call(make_app(), "GET", "/" + "x" * 10_000), 404)["message"]) < 500
 
 
+def test_a_path_of_other_servers_is_404_and_says_what_there_is_instead() -> None:
+    assert "/v1/chat/completions" in error_of(call(make_app(), "POST", "/v1/messages", {}), 404)["message"]
+    assert "no embeddings" in error_of(call(make_app(), "POST", "/v1/embeddings", {}), 404)["message"]
+
+
 def test_a_wrong_method_is_405_and_names_the_right_one() -> None:
     response = call(make_app(), "GET", "/v1/chat/completions")
     assert "POST" in error_of(response, 405)["message"]

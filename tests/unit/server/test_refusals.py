@@ -130,6 +130,38 @@ def test_an_unknown_parameter_like_no_other_gets_no_suggestion() -> None:
     assert "did you mean" not in error_of(chat(APP, zzz=1), 400)["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"tools": [{"name": "x"}]}, "'tools[0].name'; it belongs in 'tools[0].function'"),
+        ({"tools": [{"type": "function", "function": {"nam": "x"}}]}, "'tools[0].function.nam'; did you mean 'name'?"),
+        ({"structured_outputs": {"jsn": {}}}, "'structured_outputs.jsn'; did you mean 'json'?"),
+        ({"stream_options": {"include_usag": True}}, "did you mean 'include_usage'?"),
+        ({"stream_options": {"name": "x"}}, "unknown parameter 'stream_options.name'"),
+        ({"json_schema": {}}, "'json_schema'; it belongs in 'response_format'"),
+    ],
+)
+def test_an_unknown_parameter_inside_another_is_refused_with_its_right_name_or_place(
+    body: dict[str, Any], told: str
+) -> None:
+    assert error_of(chat(APP, **body), 400)["message"].endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"tool_choice": "requred"}, "tool_choice: 'requred' is none of auto, none, required; did you mean 'required'?"),
+        (
+            {"response_format": {"type": "json"}},
+            "response_format.type: 'json' is none of json_object, json_schema, structural_tag, text",
+        ),
+        ({"messages": [{"role": "it's", "content": ""}]}, "is none of assistant, developer, system, tool, user"),
+    ],
+)
+def test_a_word_that_is_none_of_those_known_is_refused_with_those(body: dict[str, Any], told: str) -> None:
+    assert error_of(chat(APP, **body), 400)["message"].endswith(told)
+
+
 def test_a_very_long_unknown_name_is_refused_briefly() -> None:
     assert len(error_of(chat(APP, **{"x" * 100_000: 1}), 400)["message"]) < 500
 

@@ -34,7 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     """A Hugging Face checkpoint folder or a GGUF file."""
     dtype: str = "auto"
-    """How weights and activations are held: `float32`, `bfloat16`, `float16`, or `auto` for what is fastest here."""
+    """How weights and activations are held: `float32`, `bfloat16`, or `auto` for what is fastest here."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     ops: str = "auto"

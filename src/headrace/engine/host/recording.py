@@ -109,15 +109,21 @@ class RecordingWriter:
 
 
 def read_recording(path: Path) -> Iterator[Event]:
-    """The events of a recording. Raises CheckpointError at the place where a damaged or cut-off file stops making
-    sense."""
+    """The events of a recording. Raises ConfigurationError where there is none, and CheckpointError at the place where a
+    damaged or cut-off file stops making sense."""
     decoder = msgspec.msgpack.Decoder(Event)
-    with path.open("rb") as file:
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise ConfigurationError(f"the recording {path} cannot be read: {error.strerror}") from None
+    with opened as file:
         num_events = 0
         while header := file.read(_LENGTH_BYTES):
             length = int.from_bytes(header, "big")
             payload = file.read(length)
             if len(header) < _LENGTH_BYTES or len(payload) < length:
+                if not num_events:
+                    raise CheckpointError(f"{path} is no recording that `headrace serve --record-steps` made")
                 raise CheckpointError(f"{path}: the recording is cut off after {num_events} whole events")
             try:
                 yield decoder.decode(payload)

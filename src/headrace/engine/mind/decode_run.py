@@ -50,7 +50,7 @@ class DecodeRun(msgspec.Struct, frozen=True):
 def num_repeats(scheduler: Scheduler, in_flight: Sequence[StepPlan]) -> int:
     """How many more steps would be like those in flight, if nothing came from outside; fewer where it is not certain."""
     running = scheduler.running
-    if not running or scheduler.has_released or (scheduler.waiting and len(running) < scheduler.config.max_num_seqs):
+    if not running or scheduler.has_news or (scheduler.waiting and len(running) < scheduler.config.max_num_seqs):
         return 0
     num_running, depth = len(running), len(in_flight)
     for plan in in_flight:

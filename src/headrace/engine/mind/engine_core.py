@@ -15,6 +15,8 @@ from headrace.engine.mind.beam_search import BeamGroup
 from headrace.engine.mind.block_hashing import BlockHasher, ContentHasher
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 from headrace.engine.mind.decode_run import DecodeRun
+from headrace.engine.mind.kv_transfer import KVLeases, KVTransferConfig, LoadFailurePolicy
+from headrace.engine.mind.ports import KVConnector
 from headrace.engine.mind.repetition import is_stuck
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.scheduler import Scheduler
@@ -22,6 +24,8 @@ from headrace.engine.mind.sequence import SequenceState, Status
 from headrace.engine.mind.stats import EngineStats
 from headrace.engine.mind.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 from headrace.engine.mind.update import FinishReason, RequestUpdate, SequenceTimes
+
+_NO_CONNECTOR = KVTransferConfig()
 
 
 class EngineCore:
@@ -32,12 +36,18 @@ class EngineCore:
         eos_token_ids: tuple[int, ...] = (),
         identity_digest: bytes = b"",
         hasher: BlockHasher | None = None,
+        connector: KVConnector | None = None,
+        transfer: KVTransferConfig = _NO_CONNECTOR,
     ) -> None:
         """`eos_token_ids`: the model's end-of-text tokens. `identity_digest`: of the ExecutionIdentity; seeds the cache.
-        `hasher`: names blocks; by default it hashes what it is given."""
+        `hasher`: names blocks; by default it hashes what it is given. `connector`: who moves KV between engines, if any
+        does; `transfer`: what becomes of it."""
         self.config = config
         self._eos_token_ids = eos_token_ids
-        self._scheduler = Scheduler(config, identity_digest, hasher or ContentHasher())
+        self._scheduler = Scheduler(config, identity_digest, hasher or ContentHasher(), connector)
+        self._connector = connector
+        self._transfer = transfer
+        self._leases = KVLeases()
         self._sequences: dict[SequenceId, SequenceState] = {}  # until the last step that contains them is over
         self._requests: dict[RequestId, list[SequenceState]] = {}  # continuations that have not finished
         self._searches: dict[RequestId, BeamGroup] = {}  # of those requests that want a beam search
@@ -66,6 +76,7 @@ class EngineCore:
         for index in range(_num_sequences(request)):
             sequence = self._new_sequence(request, index, now)
             sequence.leader = sequences[0] if sequences else None
+            sequence.may_load = request.kv_source is not None and index == 0
             sequences.append(sequence)
             self._scheduler.add(sequence)
         self._requests[request.request_id] = sequences
@@ -89,7 +100,8 @@ class EngineCore:
             return None
         plan = self._scheduler.schedule(now, StepId(self._num_steps))
         if plan is None:
-            assert self._in_flight or not self._requests, "no request can advance and nothing is in flight"
+            is_awaited = self._in_flight or self._scheduler.loading or self._leases
+            assert is_awaited or not self._requests, "no request can advance and nothing is in flight"
             return None
         self._in_flight.append(plan)
         self._num_steps += 1
@@ -101,6 +113,8 @@ class EngineCore:
         assert self._in_flight and self._in_flight[0] is plan, "steps finish in the order in which they began"
         assert result.step_id == plan.step_id and len(result.sampled) == len(plan.scheduled)
         self._in_flight.popleft()
+        if plan.block_copies:
+            self._scheduler.num_copying_steps -= 1
         failures = dict(result.failures) if result.failures else None
         scores = {one.sequence_id: one for one in result.prompt_logprobs} if result.prompt_logprobs else None
         candidates = dict(result.candidates) if result.candidates else None
@@ -126,6 +140,48 @@ class EngineCore:
         for search in list(self._searches.values()):
             updates += self._advance(search, now)
         return updates
+
+    # KV that moves between engines
+
+    def end_load(self, sequence_id: SequenceId, num_tokens: int, now: Nanos, *, error: str = "") -> list[RequestUpdate]:
+        """The transfer for a sequence is over, for every `KVConnector.load` once: the KV of its first `num_tokens` tokens is
+        there, what was there before included. `error`: why not all came; the rest is computed, or the request ends."""
+        sequence = self._scheduler.loading[sequence_id]
+        self._scheduler.end_load(sequence, num_tokens)
+        if sequence.status is Status.FINISHED:
+            del self._sequences[sequence_id]
+        elif error and self._transfer.load_failure_policy is LoadFailurePolicy.FAIL:
+            return self._fail(sequence, error, now)
+        return []
+
+    def renew_lease(self, request_id: RequestId, now: Nanos) -> bool:
+        """Somebody is about to fetch what this request left: it is kept so much longer. False: it is not kept any more."""
+        return self._leases.renew(request_id, Nanos(now + self._transfer.lease_ns))
+
+    def end_lease(self, request_id: RequestId) -> None:
+        """Nobody needs it any more. An unknown id is no error, for this and the lease's own end may cross."""
+        self._scheduler.kv.let_go(self._leases.end(request_id))
+
+    def end_leases_over(self, now: Nanos) -> list[RequestId]:
+        """Those whose time is up; whose they were. Nobody may read their blocks any more."""
+        over = self._leases.over(now)
+        for request_id in over:
+            self.end_lease(request_id)
+        return over
+
+    @property
+    def num_leases(self) -> int:
+        """Requests whose KV is kept for others."""
+        return len(self._leases)
+
+    def is_leased(self, request_id: RequestId) -> bool:
+        return request_id in self._leases
+
+    def next_wakeup(self) -> Nanos | None:
+        """When `end_leases_over` should be called, if nothing happens before."""
+        return self._leases.next_end()
+
+    # Steps taken together
 
     def num_repeats(self) -> int:
         """How many more steps `repeat_steps` can take at once: they would be like those in flight if nothing came from
@@ -169,6 +225,8 @@ class EngineCore:
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
+            num_loading=len(scheduler.loading),
+            num_blocks_leased=self._leases.num_blocks,
             kv_cache_usage=num_in_use / pool.num_blocks,
             num_blocks_in_use=num_in_use,
             num_blocks_cached=pool.num_evictable - num_evicted,
@@ -184,18 +242,24 @@ class EngineCore:
         """Asserts every rule that must hold between calls. Cheap enough for idle moments and for rehearsal."""
         scheduler = self._scheduler
         holders = [s for s in self._sequences.values() if s.block_ids]
-        scheduler.kv.check_integrity(holders)
+        scheduler.kv.check_integrity(holders, self._leases.holders)
+        uses = (Status.RUNNING, Status.LOADING_KV)
         for sequence in holders:
-            assert sequence.status is Status.RUNNING or sequence.num_steps_in_flight > 0, "blocks without a use"
+            is_written = sequence.num_steps_in_flight > 0 or sequence.is_loading
+            assert sequence.status in uses or is_written, "blocks without a use"
+            assert not (sequence.num_steps_in_flight and sequence.is_loading), "a step reads what is still being filled"
         for sequence in self._sequences.values():
             assert sequence.block_ids or not sequence.num_steps_in_flight, "a step writes blocks that were given back"
         unfinished = [sequence for sequences in self._requests.values() for sequence in sequences]
         num_parked = sum(sequence.status is Status.PARKED for sequence in unfinished)
-        assert len(unfinished) == len(scheduler.running) + len(scheduler.waiting) + num_parked, "a sequence is lost"
+        num_loading = sum(sequence.status is Status.LOADING_KV for sequence in unfinished)
+        num_known = len(scheduler.running) + len(scheduler.waiting) + num_parked + num_loading
+        assert len(unfinished) == num_known, "a sequence is lost"
+        assert all(s.is_loading and s.block_ids for s in scheduler.loading.values()), "a transfer has no blocks to fill"
         for search in self._searches.values():
             assert not search.is_ready, "a search knows all it needs and does not go on"
             assert all(s.status is not Status.PARKED for s in search.awaited), "a search waits for a beam that is parked"
-        assert len(scheduler.running) <= self.config.max_num_seqs
+        assert len(scheduler.running) + num_loading <= self.config.max_num_seqs
         keys = [scheduler.waiting.order_of(sequence) for sequence in scheduler.running]
         assert keys == sorted(keys), "the running are out of order"
         for sequence in unfinished:
@@ -234,6 +298,18 @@ class EngineCore:
                 "priority is used only under the priority scheduling policy, and this server runs first come, "
                 "first served: leave it out, or start the server with --scheduling-policy priority",
                 param="priority",
+            )
+        if (request.keeps_kv or request.kv_source is not None) and self._connector is None:
+            raise InvalidRequestError(
+                "kv_transfer_params need an engine that is connected to others, and this one has no KV connector: "
+                "leave them out, or start the engine with one",
+                param="kv_transfer_params",
+            )
+        if request.keeps_kv and (num_sequences > 1 or request.request_id in self._leases):
+            raise InvalidRequestError(
+                "a request whose KV is kept for another engine has one continuation and a name of its own: "
+                f"not {num_sequences} of {request.request_id!r}",
+                param="kv_transfer_params",
             )
         num_queued = len(self._scheduler.waiting)
         if num_queued + num_sequences > config.max_num_queued_requests:
@@ -346,8 +422,7 @@ class EngineCore:
         request_id = search.sequences[0].request.request_id
         for sequence in search.sequences:
             self._scheduler.finish(sequence)
-            if sequence.num_steps_in_flight == 0:
-                del self._sequences[sequence.sequence_id]
+            self._forget_unless_written(sequence)
         del self._requests[request_id], self._searches[request_id]
 
     # Single sequences
@@ -423,9 +498,10 @@ class EngineCore:
         error: str = "",
     ) -> RequestUpdate:
         request_id = sequence.request.request_id
+        if sequence.request.keeps_kv and reason in (FinishReason.LENGTH, FinishReason.STOP):
+            self._lease_prompt(sequence, now)
         self._scheduler.finish(sequence)
-        if sequence.num_steps_in_flight == 0:
-            del self._sequences[sequence.sequence_id]
+        self._forget_unless_written(sequence)
         siblings = self._requests[request_id]
         siblings.remove(sequence)
         if not siblings:
@@ -441,6 +517,18 @@ class EngineCore:
             error=error,
             times=_times(sequence, now),
         )
+
+    def _forget_unless_written(self, sequence: SequenceState) -> None:
+        """Who has ended and whose blocks a step or a transfer still writes is remembered until that is over."""
+        if sequence.num_steps_in_flight == 0 and not sequence.is_loading:
+            del self._sequences[sequence.sequence_id]
+
+    def _lease_prompt(self, sequence: SequenceState, now: Nanos) -> None:
+        """Its prompt's blocks outlive it, for another engine to fetch."""
+        assert self._connector is not None
+        block_ids = self._scheduler.kv.hold_prompt(sequence)
+        self._leases.begin(sequence.request.request_id, block_ids, Nanos(now + self._transfer.lease_ns))
+        self._connector.offer(sequence.request, block_ids, sequence.num_prompt_tokens)
 
 
 def _num_sequences(request: Request) -> int:

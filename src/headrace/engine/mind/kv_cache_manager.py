@@ -120,6 +120,18 @@ class KVCacheManager:
             self.num_prefix_queries += sequence.num_prompt_tokens
             self.num_prefix_hits += beginning.num_tokens
 
+    def reserve(self, sequence: SequenceState) -> list[BlockId]:
+        """Blocks for all known tokens of a sequence that begins: those beyond its beginning, to be filled from elsewhere."""
+        held = sequence.block_ids
+        new = self._pool.allocate(self.num_blocks_for(sequence.num_tokens) - len(held), after=held[-1] if held else None)
+        held.extend(new)
+        return new
+
+    def take_loaded(self, sequence: SequenceState, num_tokens: int) -> None:
+        """The KV of its first `num_tokens` tokens is there, wherever it came from; full blocks become findable."""
+        sequence.num_computed_tokens = max(sequence.num_computed_tokens, num_tokens)
+        self.confirm(sequence, sequence.num_computed_tokens - sequence.num_confirmed_tokens)
+
     # While it runs
 
     def num_tokens_that_fit(self, sequence: SequenceState, num_tokens: int) -> int:
@@ -209,6 +221,16 @@ class KVCacheManager:
 
     # When it stops running
 
+    def hold_prompt(self, sequence: SequenceState) -> list[BlockId]:
+        """The blocks of its prompt get a holder more, who outlives it."""
+        block_ids = sequence.block_ids[: self.num_blocks_for(sequence.num_prompt_tokens)]
+        self._pool.share(block_ids)
+        return block_ids
+
+    def let_go(self, block_ids: Sequence[BlockId]) -> None:
+        """That holder is gone."""
+        self._pool.release(reversed(block_ids))
+
     def distrust(self, sequence: SequenceState) -> None:
         """Its numbers are of no use: nobody shall find them. Whoever shares a block goes on holding it."""
         for block_id in sequence.block_ids:
@@ -236,10 +258,11 @@ class KVCacheManager:
         for block_id in known:
             self._pool.drop(block_id)
 
-    def check_integrity(self, running: Iterable[SequenceState]) -> None:
-        """Asserts that blocks add up, that caches mirror each other and that no block is shared where it is written."""
+    def check_integrity(self, running: Iterable[SequenceState], others: Iterable[Sequence[BlockId]] = ()) -> None:
+        """Asserts that blocks add up, that caches mirror each other and that no block is shared where it is written.
+        `others`: what is held by nobody who runs."""
         holders = list(running)
-        self._pool.check_integrity(sequence.block_ids for sequence in holders)
+        self._pool.check_integrity([*(sequence.block_ids for sequence in holders), *others])
         self._prefix.check_integrity({sequence.sequence_id for sequence in holders})
         assert self._pool.are_retained(self._prefix.known_blocks()), "a block is known to the cache but not retained"
         for sequence in holders:

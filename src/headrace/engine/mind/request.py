@@ -3,6 +3,7 @@
 import msgspec
 
 from headrace.base.ids import RequestId
+from headrace.engine.mind.kv_transfer import KVSource
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.structured_output import StructuredOutput
 
@@ -24,3 +25,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Content-derived identity of the LoRA adapter; empty for the base model."""
     structured_output: StructuredOutput | None = None
     """The form of every continuation; None: free text."""
+    keeps_kv: bool = False
+    """Its prompt's KV is kept after its end, for another engine to fetch (`do_remote_decode`)."""
+    kv_source: KVSource | None = None
+    """Where its prompt's KV lies already (`do_remote_prefill`); None: here, or nowhere."""

@@ -16,6 +16,8 @@ from headrace.base.ids import BlockId, SequenceId, StepId
 from headrace.engine.mind.block_hashing import BlockHasher
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.kv_cache_manager import Beginning, Growth, KVCacheManager
+from headrace.engine.mind.kv_transfer import KVLoad
+from headrace.engine.mind.ports import KVConnector
 from headrace.engine.mind.request_queue import RequestQueue
 from headrace.engine.mind.sequence import SequenceState, Status
 from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan
@@ -26,6 +28,8 @@ _MAX_SKIPS_PER_STEP = 64
 
 class _Verdict(Enum):
     ADMIT = "admit"
+    LOAD = "load"
+    COPIES_PENDING = "copies pending"
     NO_BLOCKS = "no blocks"
     PREFIX_BEING_COMPUTED = "prefix being computed"
     LONG_SHARE_USED_UP = "long share used up"
@@ -48,8 +52,11 @@ class _OpenStep:
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, identity_digest: bytes, hasher: BlockHasher) -> None:
+    def __init__(
+        self, config: SchedulerConfig, identity_digest: bytes, hasher: BlockHasher, connector: KVConnector | None = None
+    ) -> None:
         self.config = config
+        self.connector = connector
         self.kv = KVCacheManager(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
@@ -59,13 +66,18 @@ class Scheduler:
         )
         self.waiting = RequestQueue(config.policy)
         self.running: list[SequenceState] = []  # in the queue's order: the last is the first to be preempted
+        self.loading: dict[SequenceId, SequenceState] = {}  # until the transfer's end, whatever becomes of the request
         self.num_preemptions = 0
+        self.num_copying_steps = 0  # in flight, that copy blocks before they compute
+        self._loaded: list[SequenceState] = []  # LOADING_KV and all there; each has a place among the running
         self._released: list[SequenceId] = []  # what the workers may forget, told with the next plan
         self._chosen: dict[SequenceId, int] = {}  # beams' next tokens, told with the next plan
 
     def schedule(self, now: Nanos, step_id: StepId) -> StepPlan | None:
         """The next step, or None if no sequence can use one now. At most one of preemption and admission happens in it."""
         step = self._open_step(now)
+        if self._loaded:
+            self._admit_loaded_kv(step)
         self._continue_running(step)
         self._admit_waiting(step)
         return self._close(step, step_id)
@@ -88,20 +100,36 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def finish(self, sequence: SequenceState) -> None:
-        """The sequence ends. Its blocks go back at once, or when the last step that writes them is over."""
-        if sequence.status is Status.RUNNING:
+        """The sequence ends. Its blocks go back at once, or when the last that writes them, step or transfer, is over."""
+        status = sequence.status
+        if sequence.may_load:
+            self._forgo(sequence)
+        if status is Status.RUNNING:
             self.running.remove(sequence)
-        elif sequence.status is not Status.PARKED:
+        elif status is Status.LOADING_KV:
+            if not sequence.is_loading:
+                self._loaded.remove(sequence)
+        elif status is not Status.PARKED:
             self.waiting.remove(sequence)
-        was_running = sequence.status is Status.RUNNING
         sequence.status = Status.FINISHED
-        if was_running and sequence.num_steps_in_flight == 0:
+        if status in (Status.RUNNING, Status.LOADING_KV) and not sequence.is_loading and sequence.num_steps_in_flight == 0:
             self._release(sequence)
 
     @property
-    def has_released(self) -> bool:
-        """Whether the next plan has something to tell the workers to forget."""
-        return bool(self._released)
+    def has_news(self) -> bool:
+        """Whether the next plan differs from the last whoever runs: somebody joins, or the workers must forget somebody."""
+        return bool(self._released or self._loaded)
+
+    def end_load(self, sequence: SequenceState, num_tokens: int) -> None:
+        """A transfer is over: the KV of the sequence's first `num_tokens` tokens is there. It runs from the next step on,
+        and computes what is missing; if it has ended meanwhile, its blocks go back."""
+        del self.loading[sequence.sequence_id]
+        sequence.is_loading = False
+        self.kv.take_loaded(sequence, num_tokens)
+        if sequence.status is Status.FINISHED:
+            self._release(sequence)
+        else:
+            self._loaded.append(sequence)
 
     # Beams: what their search has decided. None of them has a step in flight.
 
@@ -150,6 +178,15 @@ class Scheduler:
         share = config.max_tokens_per_prompt_chunk if is_contended else config.max_num_batched_tokens
         return _OpenStep(now=now, budget=config.max_num_batched_tokens, long_from=share, long_share=share)
 
+    def _admit_loaded_kv(self, step: _OpenStep) -> None:
+        """Those whose KV has come since the last step run now, and catch up as all do. Their places were kept for them."""
+        for sequence in self._loaded:
+            sequence.status = Status.RUNNING
+            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            sequence.scheduled = step.now
+            insort(self.running, sequence, key=self.waiting.order_of)
+        self._loaded.clear()
+
     def _continue_running(self, step: _OpenStep) -> None:
         """Lets the running catch up, first come first; each leaves at least one token for every one behind it. Only long
         ones whose share is used up wait for the next step."""
@@ -173,7 +210,7 @@ class Scheduler:
     def _admit_waiting(self, step: _OpenStep) -> None:
         """Starts waiting sequences in order. One that cannot start does not stop those behind it, but if it waits for
         blocks at the head, only `max_bypasses` of them may pass it."""
-        num_slots = self.config.max_num_seqs - len(self.running)
+        num_slots = self.config.max_num_seqs - len(self.running) - len(self.loading)
         if step.has_preempted or not self.waiting or num_slots <= 0 or step.budget <= 0:
             return
         num_reserved = self._num_blocks_promised()
@@ -182,11 +219,12 @@ class Scheduler:
         num_skipped = 0
         for sequence in self.waiting:
             verdict, beginning = self._judge(step, sequence, num_reserved)
-            if verdict is _Verdict.ADMIT:
+            if verdict is _Verdict.ADMIT or verdict is _Verdict.LOAD:
                 if head is not None:
                     head.num_bypasses += 1
                 admitted.append(sequence)
-                num_reserved += self._start(step, sequence, beginning)
+                start = self._start if verdict is _Verdict.ADMIT else self._start_loading
+                num_reserved += start(step, sequence, beginning)
                 if step.budget <= 0 or len(admitted) == num_slots:
                     break
             else:
@@ -197,6 +235,9 @@ class Scheduler:
                 break
         for sequence in admitted:
             self.waiting.remove(sequence)
+            if sequence.is_loading:
+                sequence.status = Status.LOADING_KV
+                continue
             sequence.status = Status.RUNNING
             insort(self.running, sequence, key=self.waiting.order_of)
 
@@ -215,6 +256,8 @@ class Scheduler:
         )
         self._released.clear()
         self._chosen.clear()
+        if step.copies:
+            self.num_copying_steps += 1
         return plan
 
     # Parts of the phases
@@ -258,15 +301,21 @@ class Scheduler:
         beginning = self.kv.find_beginning(sequence)
         if self.kv.is_next_block_being_computed(sequence, beginning):
             return _Verdict.PREFIX_BEING_COMPUTED, beginning
-        if self._num_allowed(step, sequence.num_tokens - beginning.num_tokens, step.budget) == 0:
+        does_load = sequence.may_load and self._num_loadable_tokens(sequence) > beginning.num_tokens
+        if does_load and (step.copies or self.num_copying_steps):
+            # A block that is copied from may be free already, and a transfer does not wait for the step that reads it.
+            return _Verdict.COPIES_PENDING, beginning
+        if not does_load and self._num_allowed(step, sequence.num_tokens - beginning.num_tokens, step.budget) == 0:
             return _Verdict.LONG_SHARE_USED_UP, beginning
         num_needed = self.kv.num_blocks_to_begin(sequence, beginning)
         if num_needed + num_reserved > self.kv.pool.num_available:
             return _Verdict.NO_BLOCKS, beginning
-        return _Verdict.ADMIT, beginning
+        return _Verdict.LOAD if does_load else _Verdict.ADMIT, beginning
 
     def _start(self, step: _OpenStep, sequence: SequenceState, beginning: Beginning) -> int:
         """Gives a waiting sequence its first tokens; returns how many blocks it is promised beyond what it now holds."""
+        if sequence.may_load:
+            self._forgo(sequence)
         num_held_before = self.kv.pool.num_referenced
         num_needed = self.kv.num_blocks_to_begin(sequence, beginning)
         self.kv.begin(sequence, beginning)
@@ -279,11 +328,47 @@ class Scheduler:
         num_promised = num_needed - (self.kv.pool.num_referenced - num_held_before)
         return num_promised + 1
 
+    def _num_loadable_tokens(self, sequence: SequenceState) -> int:
+        """Of its first tokens, those whose KV can be fetched; the last one is computed here, for its logits."""
+        if self.connector is None or sequence.needs_prompt_scores:
+            return 0
+        return min(self.connector.num_tokens_elsewhere(sequence.request), sequence.num_tokens - 1)
+
+    def _start_loading(self, step: _OpenStep, sequence: SequenceState, beginning: Beginning) -> int:
+        """Gives a waiting sequence all its blocks, and has those that were not found here filled from elsewhere. It takes
+        nothing of the budget. Returns how many blocks it is promised beyond what it now holds."""
+        source = sequence.request.kv_source
+        assert self.connector is not None and source is not None
+        num_tokens = self._num_loadable_tokens(sequence)
+        self.kv.begin(sequence, beginning)
+        new = self.kv.reserve(sequence)
+        first_block = len(beginning.block_ids)
+        num_blocks = self.kv.num_blocks_for(num_tokens) - first_block
+        sequence.may_load, sequence.is_loading = False, True
+        self.loading[sequence.sequence_id] = sequence
+        self.connector.load(
+            KVLoad(
+                sequence_id=sequence.sequence_id,
+                source=source,
+                first_block=first_block,
+                block_ids=tuple(new[:num_blocks]),
+                num_tokens=num_tokens,
+            )
+        )
+        return 1
+
+    def _forgo(self, sequence: SequenceState) -> None:
+        """Its KV is not fetched from where it lies: once said, never taken back."""
+        assert self.connector is not None
+        sequence.may_load = False
+        self.connector.forgo(sequence.request)
+
     def _num_blocks_promised(self) -> int:
         """Blocks that the running will need: the rest of their known tokens, and one more each to grow into, so that
-        admission does not cause the next preemption."""
+        admission does not cause the next preemption. Those that load have all but that one."""
         kv = self.kv
-        return sum(max(kv.num_blocks_for(sequence.num_tokens) - len(sequence.block_ids), 0) + 1 for sequence in self.running)
+        missing = sum(max(kv.num_blocks_for(sequence.num_tokens) - len(sequence.block_ids), 0) for sequence in self.running)
+        return missing + len(self.running) + len(self.loading)
 
     def _preempt_behind(self, index: int, step: _OpenStep) -> bool:
         """Takes the blocks of the last running sequence from `index` on that can give any now; False if none can.

@@ -1,11 +1,15 @@
 """SequenceState: the mutable progress of one continuation of one request.
 
     WAITING ──admit──> RUNNING ──stop, length, error, abort──> FINISHED
-       │                │   ^                                     ^
-       │            preempt │ admit                               │
-       │                v   │                                     │
-       │             PREEMPTED ──abort────────────────────────────┤
+       │  │             │   ^ ^                                   ^
+       │  │         preempt │ │                                   │
+       │  │             v   │ └─loaded─┐                          │
+       │  │          PREEMPTED ──abort─│──────────────────────────┤
+       │  └─load───────────────> LOADING_KV ──abort, error────────┤
        └──abort───────────────────────────────────────────────────┘
+
+Who is LOADING_KV holds blocks that are being filled from elsewhere; they stay its own until the transfer is over, even if it
+ends before.
 
 A beam of a beam search may also be PARKED: it neither runs nor waits in the queue until its search says how it goes on.
 
@@ -25,6 +29,7 @@ from headrace.engine.mind.sampling_params import SamplingParams
 
 class Status(Enum):
     WAITING = "waiting"
+    LOADING_KV = "loading kv"
     RUNNING = "running"
     PREEMPTED = "preempted"
     PARKED = "parked"
@@ -66,6 +71,10 @@ class SequenceState:
     """Whether a plan has told the workers of it, and none that they may forget it."""
     awaits_choice: bool = False
     """A beam that has given its candidates; which of them are taken is open until all of its search have."""
+    may_load: bool = False
+    """Its KV lies elsewhere, and neither was it asked for yet nor was it decided to do without."""
+    is_loading: bool = False
+    """Blocks of it are being filled from elsewhere: until that is over they are its own."""
     num_bypasses: int = 0
     """Later arrivals that were admitted while this one, at the head, waited for blocks."""
     num_preemptions: int = 0

@@ -44,7 +44,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     """A Hugging Face checkpoint folder or a GGUF file."""
     dtype: str = "auto"
-    """How weights, activations, keys and values are held: `float32`, `bfloat16`, or `auto` for what is fastest here."""
+    """How weights and activations are held: `float32`, `bfloat16`, or `auto` for what is fastest here."""
     block_size: int = 16
     """Tokens per KV block."""
     max_model_len: int = 0

@@ -33,12 +33,20 @@ class Target:
 
     @classmethod
     def parse(cls, url: str) -> "Target":
-        parts = urlsplit(url if "//" in url else f"http://{url}")
+        """Without a scheme it is http. Raises ConfigurationError where it is no address of a server."""
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError(f"{url!r} is no address of a server; write for example http://127.0.0.1:8000")
         is_encrypted = parts.scheme == "https"
-        port = parts.port or (443 if is_encrypted else 80)
-        return cls(parts.hostname, port, is_encrypted, parts.path.rstrip("/"))
+        return cls(parts.hostname, port or (443 if is_encrypted else 80), is_encrypted, parts.path.rstrip("/"))
+
+    def url(self, path: str) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.is_encrypted else ''}://{host}:{self.port}{self.prefix}{path}"
 
 
 class Exchange:

@@ -2,12 +2,14 @@
 load."""
 
 import re
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
 import msgspec
 
 from headrace.base.errors import ConfigurationError
+from headrace.measure.bench.http_client import Target
 
 _COUNTERS = (
     "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:spec_decode_num_accepted_tokens_total",
@@ -19,10 +21,16 @@ _TIMEOUT_S = 10
 
 
 def first_model(url: str, headers: Mapping[str, str]) -> str:
-    """The first of `/v1/models`."""
+    """The first of `/v1/models`. Raises ConfigurationError where nothing answers there, or no model is named."""
     try:
         with urllib.request.urlopen(_request(url, "/v1/models", headers), timeout=_TIMEOUT_S) as answer:
             name = msgspec.json.decode(answer.read())["data"][0]["id"]
+    except urllib.error.HTTPError as error:
+        raise ConfigurationError(
+            f"{url}/v1/models answers {error.code} {error.reason}; say which model with --model"
+        ) from None
+    except urllib.error.URLError as error:
+        raise ConfigurationError(f"{url} cannot be reached: {error.reason}; check --base-url") from None
     except (OSError, msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
         raise ConfigurationError(f"{url}/v1/models names no model ({error}); say which with --model") from None
     return str(name)
@@ -54,4 +62,4 @@ def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
 
 
 def _request(url: str, path: str, headers: Mapping[str, str]) -> urllib.request.Request:
-    return urllib.request.Request(f"{url.rstrip('/')}{path}", headers=dict(headers))
+    return urllib.request.Request(Target.parse(url).url(path), headers=dict(headers))

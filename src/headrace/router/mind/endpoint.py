@@ -5,7 +5,7 @@ own count is neither, but knows nothing of what others send.
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from headrace.base.clock import Nanos
 from headrace.protocol.load_report import LoadReport
@@ -17,6 +17,17 @@ class EndpointState(Enum):
     """Finishes what it has; gets nothing new."""
     GONE = "gone"
     """Left, or not heard of for too long. It may come back, in another epoch."""
+
+
+class EndpointRole(StrEnum):
+    """What an endpoint does with a prompt."""
+
+    BOTH = "both"
+    """Computes it and answers; can also do either for another endpoint."""
+    PREFILL = "prefill"
+    """Computes it, for another endpoint to answer."""
+    DECODE = "decode"
+    """Answers, with KV from elsewhere or, where that does not pay, computed here."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +43,9 @@ class Endpoint:
     heard: Nanos
     """When it last gave a sign of life."""
     load: LoadReport | None = None
+    role: EndpointRole = EndpointRole.BOTH
     num_in_flight: int = 0
-    """Requests sent to it in this epoch whose end is not known."""
+    """Requests sent to it in this epoch whose end is not known, and those that are to come to it from where their prompts
+    are computed."""
     num_in_flight_tokens: int = 0
     """Prompt tokens of those."""

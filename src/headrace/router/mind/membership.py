@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from headrace.base.clock import Nanos
 from headrace.protocol.load_report import LoadReport
-from headrace.router.mind.endpoint import Endpoint, EndpointState
+from headrace.router.mind.endpoint import Endpoint, EndpointRole, EndpointState
 
 
 class Membership:
@@ -30,17 +30,17 @@ class Membership:
     def endpoint(self, name: str) -> Endpoint | None:
         return self._by_name.get(name)
 
-    def join(self, name: str, life: int, now: Nanos) -> Endpoint:
+    def join(self, name: str, life: int, now: Nanos, role: EndpointRole = EndpointRole.BOTH) -> Endpoint:
         """An endpoint is there, with nothing to do. It must have been gone, if it was known."""
         self._last_epoch += 1
         endpoint = self._by_name.get(name)
         if endpoint is None:
-            endpoint = Endpoint(len(self._endpoints), name, self._last_epoch, life, EndpointState.READY, now)
+            endpoint = Endpoint(len(self._endpoints), name, self._last_epoch, life, EndpointState.READY, now, role=role)
             self._endpoints.append(endpoint)
             self._by_name[name] = self._by_silence[name] = endpoint
             return endpoint
         assert endpoint.state is EndpointState.GONE, f"{name} joins and has not left"
-        endpoint.epoch, endpoint.life = self._last_epoch, life
+        endpoint.epoch, endpoint.life, endpoint.role = self._last_epoch, life, role
         endpoint.state, endpoint.heard, endpoint.load = EndpointState.READY, now, None
         endpoint.num_in_flight = endpoint.num_in_flight_tokens = 0
         self._by_silence[name] = endpoint

@@ -7,6 +7,7 @@ be taken back. Every request that was submitted ends once: finished, rejected or
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,8 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.ids import RequestId
 from headrace.protocol.load_report import LoadReport
-from headrace.router.mind.endpoint import Endpoint, EndpointState
+from headrace.router.mind.disaggregation import Disaggregation, Leg, Route
+from headrace.router.mind.endpoint import Endpoint, EndpointRole, EndpointState
 from headrace.router.mind.generation_fence import GenerationFence
 from headrace.router.mind.membership import Membership
 from headrace.router.mind.profile import Profile
@@ -43,6 +45,9 @@ class Dispatch:
     epoch: int
     request_id: RequestId
     generation: int
+    leg: Leg = Leg.WHOLE
+    handoff: Any = None
+    """For the decode leg: where the prompt's KV lies, as its prefill endpoint said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +86,19 @@ class _Flight:
     num_attempts: int = 0
     generation: int = 0
     endpoint: Endpoint | None = None
+    reserved: Endpoint | None = None
+    """Where it goes when `endpoint` has computed its prompt."""
+    handoff: Any = None
+    """What that endpoint left, while nobody has been sent for it."""
     has_output: bool = False
 
 
 class RouterCore:
-    def __init__(self, config: RouterConfig, profile: Profile) -> None:
+    def __init__(self, config: RouterConfig, profile: Profile, disaggregation: Disaggregation | None = None) -> None:
+        """`disaggregation`: where some endpoints compute prompts for others; it has `profile` for whoever answers."""
         self._config = config
         self._profile = profile
+        self._disaggregation = disaggregation
         self._membership = Membership(config.report_timeout_ns)
         self._fence = GenerationFence()
         self._flights: dict[RequestId, _Flight] = {}
@@ -100,11 +111,12 @@ class RouterCore:
 
     # Endpoints come and go
 
-    def join(self, name: str, life: int, now: Nanos) -> tuple[int, list[Action]]:
+    def join(self, name: str, life: int, now: Nanos, role: EndpointRole = EndpointRole.BOTH) -> tuple[int, list[Action]]:
         """An endpoint is ready, in this life of its own counting. Its epoch, and what can be done now that it is there.
 
         A life that is a member already stays what it is: its message came twice. What an earlier life had is lost; of one
         earlier than the last known, 0 is the epoch, and nothing changes."""
+        assert role is EndpointRole.BOTH or self._disaggregation is not None, f"{name} has a role that nobody gives work to"
         actions: list[Action] = []
         known = self._membership.endpoint(name)
         if known is not None:
@@ -114,7 +126,7 @@ class RouterCore:
                 if life == known.life:
                     return known.epoch, []
                 actions += self._lose(known, now)
-        endpoint = self._membership.join(name, life, now)
+        endpoint = self._membership.join(name, life, now, role)
         self._by_endpoint[endpoint.index] = {}
         for flight in list(self._waiting.values()):
             actions += self._dispatch(flight, now)
@@ -157,6 +169,18 @@ class RouterCore:
             return False
         self._flights[request_id].has_output = True
         return True
+
+    def prefilled(self, request_id: RequestId, generation: int, handoff: Any, now: Nanos) -> list[Action]:
+        """The prompt was computed, and `handoff` says where its KV lies: it goes on to whoever answers."""
+        if not self._fence.admits(request_id, generation):
+            return []
+        flight = self._flights[request_id]
+        flight.handoff = handoff
+        if flight.endpoint is not None:
+            self._take_off(flight, flight.endpoint)
+            flight.endpoint = None
+        flight.since = now
+        return self._dispatch(flight, now)
 
     def finished(self, request_id: RequestId, generation: int) -> bool:
         """Whether this end may go to the client; if so, the request is over."""
@@ -204,32 +228,52 @@ class RouterCore:
             assert endpoint.num_in_flight == len(held), f"{endpoint.name} counts requests that it has not"
             assert endpoint.num_in_flight_tokens == sum(flight.request.num_prompt_tokens for flight in held.values())
             assert not held or endpoint.state is not EndpointState.GONE, f"{endpoint.name} is gone and has requests"
-        num_placed = sum(len(held) for held in self._by_endpoint.values())
+            assert all(endpoint in (flight.endpoint, flight.reserved) for flight in held.values())
+        num_places = sum((f.endpoint is not None) + (f.reserved is not None) for f in self._flights.values())
+        assert num_places == sum(len(held) for held in self._by_endpoint.values()), "a request has a place and is not there"
+        num_placed = sum(flight.endpoint is not None for flight in self._flights.values())
         assert num_placed + len(self._waiting) == len(self._flights), "a request is nowhere, or in two places"
         assert len(self._fence) <= len(self._flights), "a fence stands where no request is"
         for flight in self._waiting.values():
-            assert flight.endpoint is None, "a request waits and is placed"
+            assert flight.endpoint is None and flight.reserved is None, "a request waits and is placed"
 
     # Parts
 
     def _dispatch(self, flight: _Flight, now: Nanos) -> list[Action]:
         request = flight.request
-        endpoint = self._profile.pick(request, self._membership.endpoints)
-        if endpoint is None:
+        route = self._route(flight)
+        if route is None:
             self._waiting[request.request_id] = flight
             return []
         self._waiting.pop(request.request_id, None)
-        flight.num_attempts += 1
+        endpoint, leg = route.endpoint, route.leg
+        if leg is not Leg.DECODE:  # else it is the same attempt
+            flight.num_attempts += 1
         flight.generation = self._fence.advance(request.request_id)
         flight.endpoint = endpoint
-        endpoint.num_in_flight += 1
-        endpoint.num_in_flight_tokens += request.num_prompt_tokens
-        self._by_endpoint[endpoint.index][request.request_id] = flight
-        return [Dispatch(endpoint.name, endpoint.epoch, request.request_id, flight.generation)]
+        self._put(flight, endpoint)
+        if route.reserved is not None:
+            flight.reserved = route.reserved
+            self._put(flight, route.reserved)
+        handoff, flight.handoff = flight.handoff, None
+        return [Dispatch(endpoint.name, endpoint.epoch, request.request_id, flight.generation, leg, handoff)]
+
+    def _route(self, flight: _Flight) -> Route | None:
+        request, endpoints = flight.request, self._membership.endpoints
+        if self._disaggregation is None:
+            picked = self._profile.pick(request, endpoints)
+            return None if picked is None else Route(picked)
+        if flight.handoff is None:
+            return self._disaggregation.route(request, endpoints)
+        reserved, flight.reserved = flight.reserved, None
+        if reserved is not None:
+            self._take_off(flight, reserved)
+        return self._disaggregation.route_on(request, endpoints, reserved)
 
     def _again(self, flight: _Flight, now: Nanos) -> list[Action]:
         """Elsewhere, unless it was tried often enough or its client has seen a part of the answer."""
         self._detach(flight)
+        flight.handoff = None
         if flight.has_output or flight.num_attempts >= self._config.max_attempts:
             self._close(flight)
             return [Reject(flight.request.request_id, "dropped" if flight.has_output else "unavailable")]
@@ -241,9 +285,15 @@ class RouterCore:
         self._membership.lose(endpoint)
         if self._profile.prefix_index is not None:
             self._profile.prefix_index.remove(endpoint.index)
+        if self._disaggregation is not None:
+            self._disaggregation.forget(endpoint)
         actions: list[Action] = []
         for flight in list(self._by_endpoint[endpoint.index].values()):
-            actions += self._again(flight, now)
+            if flight.reserved is endpoint:  # its prompt is computed elsewhere all the same
+                flight.reserved = None
+                self._take_off(flight, endpoint)
+            else:
+                actions += self._again(flight, now)
         return actions
 
     def _end(self, flight: _Flight) -> list[Action]:
@@ -262,9 +312,19 @@ class RouterCore:
             self._fence.close(request_id)
 
     def _detach(self, flight: _Flight) -> None:
-        endpoint = flight.endpoint
-        if endpoint is not None:
-            endpoint.num_in_flight -= 1
-            endpoint.num_in_flight_tokens -= flight.request.num_prompt_tokens
-            del self._by_endpoint[endpoint.index][flight.request.request_id]
+        if flight.endpoint is not None:
+            self._take_off(flight, flight.endpoint)
             flight.endpoint = None
+        if flight.reserved is not None:
+            self._take_off(flight, flight.reserved)
+            flight.reserved = None
+
+    def _put(self, flight: _Flight, endpoint: Endpoint) -> None:
+        endpoint.num_in_flight += 1
+        endpoint.num_in_flight_tokens += flight.request.num_prompt_tokens
+        self._by_endpoint[endpoint.index][flight.request.request_id] = flight
+
+    def _take_off(self, flight: _Flight, endpoint: Endpoint) -> None:
+        endpoint.num_in_flight -= 1
+        endpoint.num_in_flight_tokens -= flight.request.num_prompt_tokens
+        del self._by_endpoint[endpoint.index][flight.request.request_id]
