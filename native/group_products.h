@@ -309,7 +309,7 @@ struct ProductTiles {};  // what AMX holds
 // kGroupsTogether: those of them that are multiplied by one call.
 class TileProducts {
   public:
-    static constexpr int kGroupsTogether = 1, kStripe = 1 << 20;
+    static constexpr int kGroupsTogether = 1, kStripe = 1 << 20, kRowsApart = kMaxGroup;
 
     TileProducts(const LinearView& w, const Activations& x, bool bf16, const RowGroup* groups, int, ProductTiles&, int)
         : w_(w), x_(x), bf16_(bf16), groups_(groups) {}

@@ -142,6 +142,7 @@ inline int end_part(const AttentionTile& tile) { return (tile.position + tile.nu
 struct Kernels {
     const char* name;
     int max_group;
+    int rows_apart;  // with so many for each, threads share the rows of a product; with fewer its tiles, to unpack each once
     bool has_bf16_products;
 
     void (*prepare_int8)(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to);

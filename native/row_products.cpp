@@ -123,7 +123,7 @@ void RowProducts::with_prepared(const Matrix& x, const Preparation& how, int num
         pool_.run_rows(x.rows, [&](int thread, int first, int end) { prepare(x, first, end, how, normed_of(thread), to); });
     }
     // Few rows: the threads share the tiles. Many: they share the rows, so that none reads what another has prepared.
-    const int num_parts = x.rows >= kernels_.max_group * num_threads ? num_threads : 1;
+    const int num_parts = x.rows >= kernels_.rows_apart * num_threads ? num_threads : 1;
     const int num_chunks = std::min(num_tiles, num_parts == 1 ? kItemsPerThread * num_threads : kItemsPerThread);
     has_prepared_.assign(size_t(num_threads) * 64, 0);  // a cache line each
     pool_.run(num_parts * num_chunks, [&](int thread, int item) {

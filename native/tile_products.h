@@ -5,6 +5,7 @@
 // multiplied here, however few the rows: tile products round in an order of their own.
 #pragma once
 
+#include <initializer_list>
 #include <type_traits>
 
 #include "memory.h"
@@ -77,7 +78,7 @@ enum class Sums : uint8_t { PLAIN, MINIMA, HALVES };  // how blocks' integers be
 // Which tiles: groups of sixteen rows have their own, and so has a smaller one that is left over.
 template <bool kIsRest>
 struct BlockTiles {
-    static constexpr int kEven = kIsRest ? 2 : 0, kOdd = kEven + 1, kRows = kIsRest ? 5 : 4, kColumns = 6;
+    static constexpr int kEven = kIsRest ? 2 : 0, kOdd = kEven + 1, kRows = kIsRest ? 5 : 4;
 };
 
 // out[r] = the sums of rows r with sixteen columns. Rows behind the group's last are computed from what lies there, for nobody.
@@ -85,8 +86,9 @@ template <Sums kSums, bool kIsRest>
 static void tile_of_blocks(const UnpackedColumns& columns, const Activations& x, int first, int num_rows, int num_blocks,
                            float* out) {
     typedef BlockTiles<kIsRest> T;
-    constexpr int kParts = kSums == Sums::HALVES ? 2 : 1;
-    alignas(64) int32_t integers[2][kParts][kMaxGroup * 16];
+    constexpr bool kInHalves = kSums == Sums::HALVES;  // then a block takes two products
+    constexpr int kPart = kInHalves ? kBlock / 2 : kBlock;
+    alignas(64) int32_t integers[2][kMaxGroup * 16];
     if (kIsRest) std::memset(integers, 0, sizeof integers);
     BlockRows rows(x, size_t(first) * num_blocks);
     const int8_t *a = rows.a, *w = columns.values;
@@ -94,27 +96,24 @@ static void tile_of_blocks(const UnpackedColumns& columns, const Activations& x,
     F total[kMaxGroup];
     UNROLL for (int r = 0; r < kMaxGroup; ++r) total[r] = zero();
 
-    const auto multiply = [&](auto tile, int32_t (*to)[kMaxGroup * 16]) INLINE_LAMBDA {
-        UNROLL for (int part = 0; part < kParts; ++part) {
-            tile_zero<tile.value>();
-            tile_load<T::kRows>(a + part * 16, kBlock);
-            tile_load<T::kColumns>(w + part * 256, 64);
-            add_product_of_signed<tile.value, T::kRows, T::kColumns>();
-            tile_store<tile.value>(to[part], 64);
-        }
-        a += num_rows * kBlock;
-        w += 512;
+    const auto multiply = [&](auto is_odd) INLINE_LAMBDA {
+        constexpr int kTile = is_odd.value ? T::kOdd : T::kEven, kColumns = is_odd.value ? 7 : 6;
+        tile_load<T::kRows>(a, kBlock);
+        tile_load<kColumns>(w, 64);
+        tile_zero<kTile>();
+        add_product_of_signed<kTile, T::kRows, kColumns>();
+        a += !kInHalves ? num_rows * kBlock : is_odd.value ? num_rows * kBlock - kPart : kPart;
+        w += kPart * 16;
     };
-    const auto add = [&](const int32_t (*from)[kMaxGroup * 16]) INLINE_LAMBDA {
+    const auto integer = [&](int which, int r) INLINE_LAMBDA { return to_float({_mm512_load_si512(integers[which] + r * 16)}); };
+    const auto add = [&](int which) INLINE_LAMBDA {
         const F d = load(scales);
         const F other = kSums == Sums::PLAIN ? zero() : load(others);
         UNROLL for (int r = 0; r < kMaxGroup; ++r) {
-            const F s = to_float({_mm512_load_si512(from[0] + r * 16)});
-            if constexpr (kSums == Sums::HALVES) {
-                const F t = to_float({_mm512_load_si512(from[kParts - 1] + r * 16)});
-                total[r] = fma(fma(t, other, s * d), set1(rows.scales[r]), total[r]);
+            if constexpr (kInHalves) {
+                total[r] = fma(fma(integer(1, r), other, integer(0, r) * d), set1(rows.scales[r]), total[r]);
             } else {
-                total[r] = fma(s, d * set1(rows.scales[r]), total[r]);
+                total[r] = fma(integer(which, r), d * set1(rows.scales[r]), total[r]);
                 if constexpr (kSums == Sums::MINIMA) total[r] = fma(other, set1(rows.scaled_sums[r]), total[r]);
             }
         }
@@ -122,15 +121,18 @@ static void tile_of_blocks(const UnpackedColumns& columns, const Activations& x,
         scales += 16;
         others += 16;
     };
-    // A block ahead, so that tiles and lanes compute at the same time.
-    const std::integral_constant<int, T::kEven> even;
-    const std::integral_constant<int, T::kOdd> odd;
-    multiply(even, integers[0]);
-    for (int b = 0; b < num_blocks; b += 2) {
-        multiply(odd, integers[1]);
-        add(integers[0]);
-        if (b + 2 < num_blocks) multiply(even, integers[0]);
-        add(integers[1]);
+    // A product is stored when the next one is under way, so that tiles and lanes compute at the same time.
+    const std::false_type even;
+    const std::true_type odd;
+    const int num_products = kInHalves ? 2 * num_blocks : num_blocks;
+    multiply(even);
+    for (int p = 0; p < num_products; p += 2) {
+        multiply(odd);
+        tile_store<T::kEven>(integers[0], 64);
+        if constexpr (!kInHalves) add(0);
+        if (p + 2 < num_products) multiply(even);
+        tile_store<T::kOdd>(integers[1], 64);
+        add(1);
     }
     UNROLL for (int r = 0; r < kMaxGroup; ++r) store(out + r * 16, total[r]);
 }
@@ -188,16 +190,20 @@ class ProductTiles {
         if (kind == kind_) return;
         kind_ = kind;
         TileShapes shapes;
-        const auto with_sums = [&](int tile, int num_rows) { shapes.with(tile, num_rows, 64); };
+        const auto with = [&](std::initializer_list<int> tiles, int num_rows, int row_bytes) {
+            for (int tile : tiles) shapes.with(tile, num_rows, row_bytes);
+        };
         const int left = num_left ? num_left : kMaxGroup;
         if (kind == Kind::STEPS) {
-            for (int tile : {0, 1, 2, 3, 4, 6}) shapes.with(tile, 16, 64);
-            for (int tile : {5, 7}) with_sums(tile, left);
+            with({0, 1, 2, 3, 4, 6}, 16, 64);
+            with({5, 7}, left, 64);
         } else {
             const int row_bytes = kind == Kind::BLOCKS ? kBlock : kBlock / 2;
-            for (int tile : {0, 1}) with_sums(tile, kMaxGroup);
-            for (int tile : {2, 3}) with_sums(tile, left);
-            shapes.with(4, kMaxGroup, row_bytes).with(5, left, row_bytes).with(6, row_bytes / 4, 64);
+            with({0, 1}, kMaxGroup, 64);
+            with({2, 3}, left, 64);
+            with({4}, kMaxGroup, row_bytes);
+            with({5}, left, row_bytes);
+            with({6, 7}, row_bytes / 4, 64);
         }
         tiles_.shape(shapes);
     }
@@ -217,7 +223,7 @@ static uint8_t* unpacked_memory(int which, int num_blocks) {
 // kGroupsTogether: those of them that are multiplied by one call.
 class TileProducts {
   public:
-    static constexpr int kGroupsTogether = 4, kStripe = 16;
+    static constexpr int kGroupsTogether = 4, kStripe = 16, kRowsApart = 8 * kMaxGroup;
 
     // `which`: of those that share the tiles.
     TileProducts(const LinearView& w, const Activations& x, bool bf16, const RowGroup* groups, int num_groups, ProductTiles& tiles,
