@@ -515,12 +515,17 @@ def test_norms_and_sums_of_rows(isa: str, size: int) -> None:
     assert np.array_equal(some, x[[3, 0]])
 
 
-@pytest.mark.parametrize("storage", ["Q8_0", "Q4_1", "BF16"])
+@pytest.mark.parametrize("storage", [name for name in FORMATS if _kernels.EmbeddingTable.knows(name)])
 def test_rows_of_an_embedding_are_the_stored_numbers(storage: str) -> None:
     ops = ops_of()
-    table = random_weight(storage, 30, 64, 0)
+    table = random_weight(storage, 30, 512, 0)
     ours = ops.embed(ops.token_ids([7, 0, 29, 7]), ops.load_embedding(table), multiplier=2.0).numpy()
     assert np.array_equal(ours, (2 * numbers(table)[[7, 0, 29, 7]]).astype(np.float32))
+
+
+def test_rows_of_every_format_that_embeddings_of_gguf_come_in_are_read_by_a_kernel() -> None:
+    formats = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"]
+    assert all(map(_kernels.EmbeddingTable.knows, formats))
 
 
 def test_an_embedding_multiplier_is_rounded_to_the_compute_dtype_as_gemma_was_trained() -> None:

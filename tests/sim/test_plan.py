@@ -1,9 +1,12 @@
 """The search for the cheapest fleet: what it finds keeps the promise, and nothing cheaper that it knows does."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.base.errors import ConfigurationError
 from headrace.cli.main import main
@@ -13,6 +16,7 @@ from headrace.measure.workload.prompts import at, random_requests
 from headrace.measure.workload.request import TextPrompt, Workload, WorkloadRequest
 from headrace.sim.cost_model import GpuDeployment
 from headrace.sim.plan import Plan, Promise, Space, known_prices, longest, plan, read_prices
+from headrace.sim.rate_match import Demand, answer_s, prompt_s
 
 SPACE = Space(
     devices=("h100_sxm", "l40s"), tensor_parallel_sizes=(1, 2), token_budgets=(2048,), policies=("least-requests",),
@@ -92,3 +96,40 @@ def test_the_command_tells_the_fleet_and_what_binds_and_draws_the_frontier(
     written = json.loads(result.read_text())
     assert written["best"]["keeps"]
     assert plot.read_text().startswith("<svg")
+
+
+def long_prompts() -> Workload:
+    requests = random_requests(80, inputs=Fixed(4_000), outputs=Fixed(200))
+    return Workload(name="long prompts", requests=tuple(at(requests, arrival_times(80, rate=12.0))))
+
+
+def test_where_others_prompts_break_the_pace_of_answers_prompts_are_computed_apart() -> None:
+    """A step with a chunk of 2,048 tokens takes ten times what a decode step does, and the pace is promised."""
+    space = Space(devices=("h100_sxm",), tensor_parallel_sizes=(1,), token_budgets=(2048,), max_replicas=8)
+    promise = Promise(slo_ms={"ttft": 2_000.0, "tpot": 9.0})
+    found = plan(long_prompts(), GpuDeployment(device="h100_sxm", model="llama-3.1-8b"), promise, space, PRICES)
+    best, other = found.best, found.best_of_other_kind
+    assert best is not None and best.is_disaggregated
+    assert other is None or (not other.is_disaggregated and other.price >= best.price)
+    assert best.num_gpus == best.num_replicas + best.setup.num_prefill == best.price / PRICES["h100_sxm"]
+    assert {one.binds for one in found.fewer} <= {"ttft", "tpot"}
+    assert found.fewer, "with one fewer of either it would not be kept"
+
+
+def test_only_what_is_asked_for_is_searched() -> None:
+    for is_aggregated in (True, False):
+        space = dataclasses.replace(SPACE, is_aggregated=is_aggregated, is_disaggregated=not is_aggregated)
+        assert {one.is_disaggregated for one in planned(space=space).candidates} == {not is_aggregated}
+
+
+@given(st.floats(0.01, 100), st.floats(0.1, 10), st.integers(1, 8), st.integers(1, 8))
+@settings(deadline=None, max_examples=20)
+def test_what_a_workload_needs_grows_with_its_prompts_and_answers(
+    rate: float, pace: float, prompts: int, outputs: int
+) -> None:
+    gpu = GpuDeployment(device="h100_sxm", model="llama-3.1-8b")
+    small = Demand(num_requests=10, prompt_tokens=500, new_tokens=500, output_tokens=50, span_s=10 / rate)
+    more = dataclasses.replace(small, prompt_tokens=500 * prompts, new_tokens=500 * prompts, output_tokens=50 * outputs)
+    assert prompt_s(gpu, more) >= prompt_s(gpu, small)
+    room = {"num_tokens_of_kv": 400_000, "max_num_seqs": 256, "itl_ms": 10 * pace}
+    assert answer_s(gpu, more, **room) >= answer_s(gpu, small, **room)  # type: ignore[arg-type]

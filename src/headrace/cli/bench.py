@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.markup import escape
 from rich.table import Table
 
 from headrace.base.clock import Nanos
@@ -392,7 +393,7 @@ class _Bench:
         )
         self._console.print(table)
         for warning in summary.warnings:
-            self._console.print(f"  [yellow]! {warning}[/]")
+            self._console.print(f"  [yellow]! {escape(warning)}[/]")
 
     def _keep(self, run: Run, summary: Summary) -> None:
         options = self._options

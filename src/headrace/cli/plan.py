@@ -35,9 +35,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "plan",
         help="the cheapest fleet of GPUs that keeps a promise",
         description="Searches devices, layouts, token budgets, routing policies and numbers of replicas for the cheapest "
-        "fleet that keeps a promise under a workload. Each is rehearsed with the real schedulers and router; steps take "
-        "what published kernel measurements say (docs/cost-model.md). Prompts are computed where answers are: disaggregated "
-        "serving is not searched.",
+        "fleet that keeps a promise under a workload: aggregated ones, whose replicas do all there is to do, and "
+        "disaggregated ones, where some compute prompts and hand their KV to those that answer. Each is rehearsed with the "
+        "real schedulers and router; steps take what published kernel measurements say (docs/cost-model.md).",
     )
     parser.add_argument("model", help="a public model by its short name, such as llama-3.1-8b")
     parser.add_argument(
@@ -64,7 +64,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--policies", nargs="+", choices=POLICIES, default=["least-requests", "prefix-affinity"], help="of routing"
     )
-    parser.add_argument("--max-replicas", type=at_least_one, default=64, help="(default 64)")
+    parser.add_argument("--max-replicas", type=at_least_one, default=64, help="of a fleet, all together (default 64)")
+    parser.add_argument(
+        "--serving", choices=("any", "aggregated", "disaggregated"), default="any",
+        help="only fleets that compute prompts where answers are, or only those that do not (default any)",
+    )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
     )
@@ -94,6 +98,8 @@ def run(options: argparse.Namespace) -> int:
         token_budgets=tuple(options.token_budgets),
         policies=tuple(options.policies),
         max_replicas=options.max_replicas,
+        is_aggregated=options.serving != "disaggregated",
+        is_disaggregated=options.serving != "aggregated",
     )
     precision = Precision(gemm=options.dtype, experts=options.dtype, kv=options.kv_cache_dtype)
     deployment = GpuDeployment(device=space.devices[0], model=options.model, precision=precision)
@@ -155,18 +161,12 @@ def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -
         console.print("[red]no fleet in this space keeps it[/]: allow more replicas, other devices, or promise less")
         nearest = max(found.candidates, key=lambda one: one.kept_share, default=None)
         if nearest is not None:
-            console.print(f"nearest: {nearest.num_replicas} x {nearest.shape.name}: {nearest.kept_share:.1%} kept")
+            console.print(f"nearest: {nearest.setup.name}: {nearest.kept_share:.1%} kept")
         return
-    console.print(f"[bold]{best.num_replicas} x {best.shape.name}: ${best.price:,.2f} an hour[/]")
-    if (fewer := found.one_fewer) is not None:
-        console.print(
-            f"What binds is {fewer.binds}: with {fewer.num_replicas} "
-            f"{'replica' if fewer.num_replicas == 1 else 'replicas'} {fewer.kept_share:.1%} of requests keep the promise."
-        )
-    elif best.num_replicas == 1:
-        console.print("One replica keeps it; none would be too few.")
+    console.print(f"[bold]{best.setup.name}: ${best.price:,.2f} an hour[/]")
+    _show_what_binds(console, found, best)
     engine = EngineModel(gpu=best.shape.gpu)
-    slow = rehearse(workload, best.shape, best.num_replicas, promise, speed=engine.speeds_90[0])
+    slow = rehearse(workload, best.setup, promise, speed=engine.speeds_90[0])
     console.print(
         f"At the slow end of the cost model's 90 % interval {slow.kept_share:.1%} of requests keep it"
         + ("." if slow.keeps else f": less than asked, by its {slow.binds}; another replica is the price of being sure.")
@@ -175,9 +175,30 @@ def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -
         console.print(f"[yellow]! {note}[/]")
 
 
+def _show_what_binds(console: Console, found: Plan, best: Candidate) -> None:
+    if best.is_disaggregated:
+        for fewer in found.fewer:
+            console.print(
+                f"What binds is {fewer.binds}: with {fewer.setup.num_prefill} prefill and {fewer.num_replicas} decode "
+                f"{fewer.kept_share:.1%} of requests keep the promise."
+            )
+    elif (one := found.one_fewer) is not None:
+        console.print(
+            f"What binds is {one.binds}: with {one.num_replicas} "
+            f"{'replica' if one.num_replicas == 1 else 'replicas'} {one.kept_share:.1%} of requests keep the promise."
+        )
+    elif best.num_replicas == 1:
+        console.print("One replica keeps it; none would be too few.")
+    if (other := found.best_of_other_kind) is not None:
+        kind = "Disaggregated" if other.is_disaggregated else "Aggregated"
+        console.print(f"{kind}, the cheapest is {other.setup.name}: ${other.price:,.2f} an hour.")
+    elif not best.is_disaggregated and any(one.is_disaggregated for one in found.candidates):
+        console.print("No disaggregated fleet of those rehearsed keeps it for less.")
+
+
 def _row(one: Candidate) -> list[str]:
     return [
-        f"{one.num_replicas} x {one.shape.name}",
+        one.setup.name,
         str(one.num_gpus),
         f"{one.price:,.2f}",
         f"{one.kept_share:.1%}",
@@ -198,7 +219,15 @@ def _document(found: Plan, promise: Promise) -> dict[str, Any]:
 
 
 def _figures(one: Candidate) -> dict[str, Any]:
+    prefill = one.setup.prefill
+    apart = {} if prefill is None else {
+        "prefill_tensor_parallel_size": prefill.gpu.tensor_parallel_size,
+        "prefill_max_num_batched_tokens": prefill.scheduler.max_num_batched_tokens,
+        "num_prefill_replicas": one.setup.num_prefill,
+    }  # fmt: skip
     return {
+        "serving": "disaggregated" if one.is_disaggregated else "aggregated",
+        **apart,
         "device": one.shape.gpu.device,
         "tensor_parallel_size": one.shape.gpu.tensor_parallel_size,
         "max_num_batched_tokens": one.shape.scheduler.max_num_batched_tokens,
@@ -218,8 +247,9 @@ def _plot(found: Plan, model: str, workload: Workload) -> str:
         ParetoPoint(
             x=one.interactivity,
             y=one.throughput_per_gpu,
-            label=f"{one.num_replicas} x {one.shape.name}: ${one.price:,.2f} an hour",
+            label=f"{one.setup.name}: ${one.price:,.2f} an hour",
             series=one.shape.gpu.device,
+            is_square=one.is_disaggregated,
             is_on_frontier=one in frontier,
             is_chosen=one is best,
         )

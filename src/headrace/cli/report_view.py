@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from headrace.measure.report.comparison import Row
@@ -34,7 +35,9 @@ def show_summary(console: Console, run: RunFacts, summary: Summary, shares: Sequ
     console.print(latencies)
     console.print(f"[dim]{FOOTNOTE}[/]")
     for warning in summary.warnings:
-        console.print(f"[bold {'red' if warning.isupper() or warning.startswith('THE') else 'yellow'}]! {warning}[/]")
+        console.print(
+            f"[bold {'red' if warning.isupper() or warning.startswith('THE') else 'yellow'}]! {escape(warning)}[/]"
+        )
 
 
 def show_comparison(console: Console, rows: Sequence[Row], names: tuple[str, str], regressions: Sequence[Row]) -> None:

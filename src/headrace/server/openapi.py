@@ -106,7 +106,7 @@ OPERATIONS = (
         path="/health",
         tag="Operate",
         summary="Does the engine serve?",
-        description="200 if it does, 503 with the reason if it does not. Needs no API key.",
+        description="200 if it does, 503 with the reason if it does not, or if the model still loads. Needs no API key.",
         response=wire.Health,
     ),
     Operation(

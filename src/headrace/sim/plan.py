@@ -1,12 +1,13 @@
 """The cheapest fleet that keeps a promise: a search over devices, layouts, limits and policies, each judged by rehearsal.
 
 Knows prices, promises and how to ask for fewer replicas. Judges nothing by itself: whether a fleet keeps its promise is what
-`Fleet` says of it, with the real schedulers and the real router. Only aggregated serving: prompts are computed where answers
-are.
+`Fleet` says of it, with the real schedulers and the real router. Aggregated fleets compute prompts where answers are; in
+disaggregated ones some replicas compute prompts and hand their KV to others, which may be of another shape.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 
 import msgspec
@@ -17,9 +18,12 @@ from headrace.engine.mind.config import SchedulerConfig
 from headrace.measure.report.record import RunFacts
 from headrace.measure.report.summary import Summary, summarize
 from headrace.measure.workload.request import ChatPrompt, TextPrompt, TokenPrompt, Workload
+from headrace.router.mind.disaggregation import DisaggregationConfig
+from headrace.router.mind.endpoint import EndpointRole
 from headrace.sim.cost_model import GpuDeployment
 from headrace.sim.fleet import Fleet, Rehearsal
 from headrace.sim.fleet_spec import FleetSpec, PoolSpec, RouterSpec
+from headrace.sim.rate_match import Demand, answer_s, demand_of, prompt_s
 from headrace.specs.device import device, devices
 
 _USABLE_MEMORY = 0.90
@@ -49,6 +53,11 @@ class Space:
     token_budgets: tuple[int, ...] = (2048, 8192)
     policies: tuple[str, ...] = ("least-requests", "prefix-affinity")
     max_replicas: int = 64
+    """Of a fleet, all together."""
+    is_aggregated: bool = True
+    """Whether fleets are searched whose replicas are all alike."""
+    is_disaggregated: bool = True
+    """Whether those are whose prompts are computed apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,27 +78,82 @@ class Shape:
     def name(self) -> str:
         return f"{self.layout}, budget {self.scheduler.max_num_batched_tokens}, {self.policy}"
 
-    def fleet(self, num_replicas: int, *, speed: float = 1.0) -> FleetSpec:
-        pool = PoolSpec(num_replicas=num_replicas, scheduler=self.scheduler, gpu=self.gpu, speed=speed)
-        return FleetSpec(pools={"main": pool}, model=self.gpu.model, router=RouterSpec(policy=self.policy))
+    def pool(self, num_replicas: int, role: EndpointRole, speed: float) -> PoolSpec:
+        return PoolSpec(num_replicas=num_replicas, scheduler=self.scheduler, gpu=self.gpu, speed=speed, role=role)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A fleet that can be rehearsed."""
+
+    shape: Shape
+    """Of the replicas that answer; in an aggregated fleet, of all."""
+    num_replicas: int
+    prefill: Shape | None = None
+    """Of those that compute prompts for them, in a disaggregated fleet."""
+    num_prefill: int = 0
+
+    @property
+    def name(self) -> str:
+        if self.prefill is None:
+            return f"{self.num_replicas} x {self.shape.name}"
+        return f"{self.num_prefill} prefill x {self.prefill.name} + {self.num_replicas} decode x {self.shape.name}"
+
+    @property
+    def price(self) -> float:
+        return self.shape.price * self.num_replicas + (self.prefill.price * self.num_prefill if self.prefill else 0.0)
+
+    @property
+    def num_gpus(self) -> int:
+        of_prefill = self.prefill.gpu.tensor_parallel_size * self.num_prefill if self.prefill else 0
+        return self.num_replicas * self.shape.gpu.tensor_parallel_size + of_prefill
+
+    def is_larger(self, other: "Setup") -> bool:
+        """Whether it is the other one with replicas more."""
+        is_alike = (self.shape, self.prefill) == (other.shape, other.prefill)
+        is_more = self.num_replicas >= other.num_replicas and self.num_prefill >= other.num_prefill
+        return is_alike and is_more and self != other
+
+    def fleet(self, *, speed: float = 1.0) -> FleetSpec:
+        model = self.shape.gpu.model
+        if self.prefill is None:
+            pools = {"main": self.shape.pool(self.num_replicas, EndpointRole.BOTH, speed)}
+            return FleetSpec(pools=pools, model=model, router=RouterSpec(policy=self.shape.policy))
+        pools = {
+            "prefill": self.prefill.pool(self.num_prefill, EndpointRole.PREFILL, speed),
+            "decode": self.shape.pool(self.num_replicas, EndpointRole.DECODE, speed),
+        }
+        handing_over = DisaggregationConfig(policy=self.prefill.policy)
+        return FleetSpec(pools=pools, model=model, router=RouterSpec(policy=self.shape.policy, disaggregation=handing_over))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A fleet that was rehearsed."""
 
-    shape: Shape
-    num_replicas: int
+    setup: Setup
     summary: Summary
     keeps: bool
 
     @property
+    def shape(self) -> Shape:
+        return self.setup.shape
+
+    @property
+    def num_replicas(self) -> int:
+        return self.setup.num_replicas
+
+    @property
     def price(self) -> float:
-        return self.shape.price * self.num_replicas
+        return self.setup.price
 
     @property
     def num_gpus(self) -> int:
-        return self.num_replicas * self.shape.gpu.tensor_parallel_size
+        return self.setup.num_gpus
+
+    @property
+    def is_disaggregated(self) -> bool:
+        return self.setup.prefill is not None
 
     @property
     def throughput_per_gpu(self) -> float:
@@ -129,10 +193,23 @@ class Plan:
 
     @property
     def one_fewer(self) -> Candidate | None:
-        """The best fleet with a replica fewer, where it was rehearsed: what it misses is what binds."""
+        """The best fleet with the fewest replicas fewer that was rehearsed and does not keep the promise: what it misses is
+        what binds."""
+        fewer = self.fewer
+        return max(fewer, key=lambda one: (one.price, one.kept_share), default=None)
+
+    @property
+    def fewer(self) -> list[Candidate]:
+        """All that are the best one with replicas fewer, and do not keep the promise."""
         best = self.best
-        same = [one for one in self.candidates if best and one.shape == best.shape and one.num_replicas < best.num_replicas]
-        return max(same, key=lambda one: one.num_replicas, default=None)
+        return [one for one in self.candidates if best and not one.keeps and best.setup.is_larger(one.setup)]
+
+    @property
+    def best_of_other_kind(self) -> Candidate | None:
+        """The cheapest that keeps the promise and is disaggregated where the best is not, or the other way round."""
+        best = self.best
+        others = [one for one in self.candidates if best and one.keeps and one.is_disaggregated != best.is_disaggregated]
+        return min(others, key=lambda one: (one.price, -one.kept_share), default=None)
 
     @property
     def pareto(self) -> list[Candidate]:
@@ -223,39 +300,135 @@ def plan(
     prices: Mapping[str, float],
     on_rehearsal: Callable[[str], None] = lambda name: None,
 ) -> Plan:
-    """Searches for each shape the fewest replicas that keep the promise, as long as they can be the cheapest.
+    """Searches for each shape the fewest replicas that keep the promise, as long as they can be the cheapest; then for pairs
+    of layouts on one device the fewest prefill and decode replicas.
 
     `on_rehearsal` is told what is about to be rehearsed.
     """
-    left_out: dict[str, str] = {}
-    found: list[Candidate] = []
-    best_price = float("inf")
+    search = _Search(workload, promise, space, on_rehearsal)
+    found = list(shapes(deployment, space, prices, max_model_len=longest(workload), left_out=search.left_out))
+    if space.is_aggregated:
+        for shape in found:
+            search.try_alone(shape)
+    if space.is_disaggregated:
+        for prefill, decode in _pairs(found):
+            search.try_pair(prefill, decode)
+    return Plan(candidates=tuple(search.known.values()), left_out=search.left_out)
 
-    known: dict[tuple[str, int], Candidate] = {}
 
-    def rehearsed(shape: Shape, num_replicas: int) -> Candidate:
-        if (shape.name, num_replicas) in known:
-            return known[shape.name, num_replicas]
-        on_rehearsal(f"{num_replicas} x {shape.name}")
-        candidate = rehearse(workload, shape, num_replicas, promise)
-        found.append(candidate)
-        known[shape.name, num_replicas] = candidate
-        return candidate
+def _pairs(found: Sequence[Shape]) -> list[tuple[Shape, Shape]]:
+    """(prefill, decode) on one device, the cheapest first. Prompts alone go through fastest in large steps, and who only
+    answers needs no large ones: so one token budget each, and the policy that comes last."""
+    by_layout: dict[str, list[Shape]] = {}
+    for shape in found:
+        by_layout.setdefault(shape.layout, []).append(shape)
+    last = [[one for one in alike if one.policy == alike[-1].policy] for alike in by_layout.values()]
+    pairs = [
+        (max(computes, key=_budget), min(answers, key=_budget))
+        for computes in last
+        for answers in last
+        if computes[0].gpu.device == answers[0].gpu.device
+    ]
+    return sorted(pairs, key=lambda pair: pair[0].price + pair[1].price)
 
-    for shape in shapes(deployment, space, prices, max_model_len=longest(workload), left_out=left_out):
-        most = min(space.max_replicas, int(best_price / shape.price) if best_price < float("inf") else space.max_replicas)
+
+def _budget(shape: Shape) -> int:
+    return shape.scheduler.max_num_batched_tokens
+
+
+class _Search:
+    """What was rehearsed so far, and what the best of it costs."""
+
+    def __init__(self, workload: Workload, promise: Promise, space: Space, on_rehearsal: Callable[[str], None]) -> None:
+        self._workload = workload
+        self._promise = promise
+        self._space = space
+        self._on_rehearsal = on_rehearsal
+        self.known: dict[str, Candidate] = {}
+        self.left_out: dict[str, str] = {}
+        self.best_price = float("inf")
+        self._demand: Demand | None = None
+
+    def keeps(self, setup: Setup) -> bool:
+        candidate = self.known.get(setup.name)
+        if candidate is None:
+            self._on_rehearsal(setup.name)
+            candidate = self.known[setup.name] = rehearse(self._workload, setup, self._promise)
+            if candidate.keeps:
+                self.best_price = min(self.best_price, setup.price)
+        return candidate.keeps
+
+    def try_alone(self, shape: Shape) -> None:
+        """The fewest replicas of a shape."""
+        best, most = self.best_price, self._space.max_replicas
+        if best < float("inf"):
+            most = min(most, int(best / shape.price))
         if most < 1:
-            left_out[shape.layout] = "one replica costs more than the best fleet"
-            continue
-        if best_price < float("inf") and not rehearsed(shape, most).keeps:
-            continue  # as many as could be cheaper are too few
-        fewest = _fewest(lambda count, shape=shape: rehearsed(shape, count).keeps, most)  # type: ignore[misc]
-        if fewest is not None:
-            best_price = min(best_price, fewest * shape.price)
-    return Plan(candidates=tuple(found), left_out=left_out)
+            self.left_out[shape.layout] = "one replica costs more than the best fleet"
+            return
+        if best < float("inf") and not self.keeps(Setup(shape=shape, num_replicas=most)):
+            return  # as many as could be cheaper are too few
+        _fewest(lambda count: self.keeps(Setup(shape=shape, num_replicas=count)), most)
+
+    def try_pair(self, prefill: Shape, decode: Shape) -> None:
+        """The fewest of both, beginning with numbers that are matched to what the workload asks of each, then with one fewer
+        of either as long as the promise is kept."""
+        name = f"{prefill.layout} prefill with {decode.layout} decode"
+        needs_prefill, needs_decode = self._needs(prefill, decode)
+        ratio = needs_prefill / needs_decode
+
+        def matched(size: int) -> Setup:
+            """Of so many replicas, at least two."""
+            num_prefill = min(size - 1, max(1, round(size * ratio / (1 + ratio))))
+            return Setup(shape=decode, num_replicas=size - num_prefill, prefill=prefill, num_prefill=num_prefill)
+
+        least = Setup(
+            shape=decode, num_replicas=max(1, math.ceil(needs_decode)), prefill=prefill,
+            num_prefill=max(1, math.ceil(needs_prefill)),
+        )  # fmt: skip
+        if least.price >= self.best_price:
+            self.left_out[name] = "what the workload takes at least of them costs more than the best fleet"
+            return
+        most = self._space.max_replicas
+        while most >= 2 and matched(most).price >= self.best_price:
+            most -= 1
+        if most < 2 or not self.keeps(matched(most)):
+            return  # as many as could be cheaper are too few, in this ratio
+        size = _fewest(lambda count: self.keeps(matched(count + 1)), most - 1)
+        if size is not None:
+            self._trim(matched(size + 1))
+
+    def _trim(self, setup: Setup) -> None:
+        """One fewer of either, the dearer first, as long as that keeps the promise."""
+        assert setup.prefill is not None
+        fewer = [
+            replace(setup, num_replicas=setup.num_replicas - 1),
+            replace(setup, num_prefill=setup.num_prefill - 1),
+        ]
+        for one in sorted(fewer, key=lambda one: one.price):
+            if one.num_replicas and one.num_prefill and self.keeps(one):
+                self._trim(one)
+                return
+
+    def _needs(self, prefill: Shape, decode: Shape) -> tuple[float, float]:
+        """Replicas that would be busy all the time, by closed numbers; 0.7 of that at least, for those are not exact. Where
+        nobody can say how long the workload lasts, only what the two are to one another counts."""
+        if self._demand is None:
+            self._demand = demand_of(self._workload)
+        demand, limits = self._demand, self._promise.slo_ms
+        computing = prompt_s(prefill.gpu, demand)
+        answering = answer_s(
+            decode.gpu, demand, num_tokens_of_kv=decode.scheduler.num_blocks * decode.scheduler.block_size,
+            max_num_seqs=decode.scheduler.max_num_seqs, itl_ms=limits.get("tpot", limits.get("itl")),
+        )  # fmt: skip
+        if demand.span_s is None:
+            return 1e-3 * computing / answering, 1e-3
+        waits_s = (limits.get("e2el") or limits.get("ttft", 0.0)) / 1e3
+        scale = 0.7 * demand.num_requests / max(demand.span_s + waits_s, 1e-3)
+        return computing * scale, answering * scale
 
 
-def rehearse(workload: Workload, shape: Shape, num_replicas: int, promise: Promise, *, speed: float = 1.0) -> Candidate:
+def rehearse(workload: Workload, setup: Setup, promise: Promise, *, speed: float = 1.0) -> Candidate:
     """`speed`: of all replicas, beside what the cost model says; 1 at its middle."""
     facts = RunFacts(
         source="simulated",
@@ -264,9 +437,9 @@ def rehearse(workload: Workload, shape: Shape, num_replicas: int, promise: Promi
         workload=workload.name,
         slo_ms=dict(promise.slo_ms),
     )
-    summary = summarize(Fleet(shape.fleet(num_replicas, speed=speed), workload, Rehearsal()).run(facts).run)
+    summary = summarize(Fleet(setup.fleet(speed=speed), workload, Rehearsal()).run(facts).run)
     share = summary.goodput.joint_share if summary.goodput else 0.0
-    return Candidate(shape=shape, num_replicas=num_replicas, summary=summary, keeps=share >= promise.share)
+    return Candidate(setup=setup, summary=summary, keeps=share >= promise.share)
 
 
 def _fewest(keeps: Callable[[int], bool], most: int) -> int | None:

@@ -1,6 +1,8 @@
 """The client's pure parts: events out of bytes however they are cut, answers out of events, campaigns without a server."""
 
+import asyncio
 import io
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -27,6 +29,8 @@ from headrace.measure.bench.server_facts import first_model
 from headrace.measure.bench.sse import EventScanner
 from headrace.measure.report.record import Run
 from headrace.measure.workload.request import ChatPrompt, WorkloadRequest
+from headrace.server.address import bind
+from headrace.server.loading import answering_while_loading
 
 STREAM = b'data: {"a": 1}\n\n: keep-alive\n\nevent: x\r\ndata: one\r\ndata: two\r\n\r\ndata:tight\n\ndata: [DONE]\n\n'
 EVENTS = [b'{"a": 1}', b"one\ntwo", b"tight", b"[DONE]"]
@@ -170,6 +174,18 @@ def test_the_live_view_shows_rates_percentiles_and_a_late_client() -> None:
 def test_a_server_that_is_not_there_is_told_apart_from_one_that_names_no_model(address: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{address} cannot be reached: .*refused; check --base-url"):
         first_model(address, {})
+
+
+def test_a_server_that_still_loads_is_told_by_its_status_and_how_to_wait_for_it() -> None:
+    async def ask_while_loading() -> None:
+        with closing(bind("127.0.0.1", 0)) as listener:
+            async with answering_while_loading(listener):
+                await asyncio.to_thread(first_model, f"127.0.0.1:{listener.getsockname()[1]}", {})
+
+    with pytest.raises(
+        ConfigurationError, match="answers 503 Service Unavailable: say which model with --model, and bench waits"
+    ):
+        asyncio.run(ask_while_loading())
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:eight", "ftp://127.0.0.1", "http://", "http://[::1"])

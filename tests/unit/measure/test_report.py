@@ -1,5 +1,6 @@
 """Every figure against arithmetic done by hand, over logs made by hand. No clock and no server: these are exact."""
 
+import io
 import json
 from typing import Any
 
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from tests.unit.measure.records import MS, request, run_of
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.rng import stream
+from headrace.cli.report_view import show_summary
 from headrace.measure.report.comparison import compare, regressions
 from headrace.measure.report.goodput import goodput, parse_objectives, read_objectives
 from headrace.measure.report.page import render_page
@@ -154,6 +157,22 @@ def test_noise_alone_is_hardly_ever_taken_for_a_warm_up() -> None:
         rng = stream(seed, "noise")
         num_taken += warm_up_length([rng.expovariate(1.0) for _ in range(300)]) > 0
     assert num_taken <= 4
+
+
+def test_of_each_kind_of_failure_the_first_reason_is_told_and_not_at_length() -> None:
+    records = [
+        request(0, chunks=[5.0]),
+        request(1, end=1.0, error="http 400", error_detail="max_tokens is too large: 70"),
+        request(2, end=1.0, error="http 400", error_detail="max_tokens is too large: 80"),
+        request(3, end=1.0, error="http 500", error_detail="[bold]" + "x" * 5000),
+        request(4, end=1.0, error="timeout"),
+    ]
+    summary = summarize(run_of(records))
+    assert summary.warnings[0] == "http 400, the first: max_tokens is too large: 70"
+    assert summary.warnings[1].startswith("http 500, the first: [bold]xxx") and len(summary.warnings[1]) < 250
+    shown = io.StringIO()
+    show_summary(Console(file=shown, width=300), run_of(records).facts, summary, (50.0,))
+    assert "! http 500, the first: [bold]xxx" in shown.getvalue()
 
 
 def test_a_client_that_was_late_or_busy_says_so_loudly() -> None:

@@ -27,7 +27,8 @@ def first_model(url: str, headers: Mapping[str, str]) -> str:
             name = msgspec.json.decode(answer.read())["data"][0]["id"]
     except urllib.error.HTTPError as error:
         raise ConfigurationError(
-            f"{url}/v1/models answers {error.code} {error.reason}; say which model with --model"
+            f"{url}/v1/models answers {error.code} {error.reason}: say which model with --model, and bench waits until the "
+            "server is ready"
         ) from None
     except urllib.error.URLError as error:
         raise ConfigurationError(f"{url} cannot be reached: {error.reason}; check --base-url") from None

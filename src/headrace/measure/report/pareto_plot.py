@@ -34,6 +34,8 @@ class ParetoPoint:
     label: str
     """Shown when it is pointed at."""
     series: str
+    is_square: bool = False
+    """In place of a circle: what is disaggregated."""
     is_on_frontier: bool = False
     is_chosen: bool = False
 
@@ -58,10 +60,7 @@ def pareto_svg(title: str, points: Sequence[ParetoPoint]) -> str:
     ]
     for point in points:
         x, y = place(point)
-        parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{series[point.series]}" fill-opacity=".8">'
-            f"<title>{escape(point.label)}</title></circle>"
-        )
+        parts.append(_mark(x, y, point, series[point.series]))
         if point.is_chosen:
             parts.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
             side, anchor = (13, "start") if x < _WIDTH / 2 else (-13, "end")
@@ -71,7 +70,16 @@ def pareto_svg(title: str, points: Sequence[ParetoPoint]) -> str:
         parts.append(f'<circle cx="{at + 5:.0f}" cy="45" r="5" fill="{color}"/>')
         parts.append(f'<text x="{at + 15:.0f}" y="49">{escape(name)}</text>')
         at += 30 + 7.2 * len(name)
+    if any(point.is_square for point in points):
+        parts.append(f'<text class="dim" x="{at:.0f}" y="49">circles aggregated, squares disaggregated</text>')
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _mark(x: float, y: float, point: ParetoPoint, color: str) -> str:
+    paint = f'fill="{color}" fill-opacity=".8"><title>{escape(point.label)}</title>'
+    if point.is_square:
+        return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" {paint}</rect>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" {paint}</circle>'
 
 
 def _round_end(greatest: float) -> float:

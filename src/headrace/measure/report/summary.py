@@ -25,6 +25,7 @@ DEFAULT_SHARES = (50.0, 90.0, 95.0, 99.0)
 
 BUSY_CPU_SHARE = 0.8
 LATE_MS = 10.0
+_LONGEST_DETAIL = 200
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,11 +167,22 @@ def _counted_share(run: Run, part: str, whole: str) -> float | None:
     return counters.get(part, 0.0) / counters[whole] if counters.get(whole) else None
 
 
+def _failures(records: Sequence[RequestRecord]) -> Iterable[str]:
+    """For each kind of failure, what was said of the first that it befell."""
+    first: dict[str, str] = {}
+    for record in records:
+        if record.error_detail:
+            first.setdefault(record.error, record.error_detail)
+    for error, detail in sorted(first.items()):
+        yield f"{error}, the first: {detail if len(detail) <= _LONGEST_DETAIL else f'{detail[:_LONGEST_DETAIL]}…'}"
+
+
 def _warnings(
     run: Run, law: LittlesLaw | None, found_stalls: Sequence[Stall], num_warm_up: int, num_completed: int
 ) -> Iterable[str]:
     if run.facts.client is not None:
         yield from client_warnings(run.facts.client)
+    yield from _failures(run.records)
     if run.facts.is_interrupted:
         yield "the run was interrupted: what was not sent yet is not in these figures"
     if law is not None and abs(law.error) > 0.01:
