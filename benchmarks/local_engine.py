@@ -45,6 +45,8 @@ class LocalEngine:
         self._results: queue.SimpleQueue[StepResult | BaseException] = queue.SimpleQueue()
         self._executor = InProcessExecutor(self.worker, self._results.put)
         self._num_requests = 0
+        self.decode_steps_ms: list[float] = []
+        """Of the last `generate`, from outcome to outcome: steps that advanced every request by one token."""
         self._known_to_worker: dict[SequenceId, None] = {}
         self.restart()
 
@@ -77,6 +79,8 @@ class LocalEngine:
             )
             self.core.add_request(request, self._clock.now())
         in_flight: list[StepPlan] = []
+        self.decode_steps_ms = []
+        last_outcome: float | None = None
         while self.core.has_unfinished_requests or in_flight:
             while (plan := self.core.begin_step(self._clock.now())) is not None:
                 in_flight.append(plan)
@@ -87,7 +91,12 @@ class LocalEngine:
             result = self._results.get()
             if isinstance(result, BaseException):
                 raise result
-            for update in self.core.finish_step(in_flight.pop(0), result, self._clock.now()):
+            plan = in_flight.pop(0)
+            now = time.perf_counter()
+            if len(plan.scheduled) == plan.num_tokens == len(answers) and last_outcome is not None:
+                self.decode_steps_ms.append((now - last_outcome) * 1e3)
+            last_outcome = now
+            for update in self.core.finish_step(plan, result, self._clock.now()):
                 answers[update.request_id].extend(update.new_token_ids)
         return list(answers.values())
 

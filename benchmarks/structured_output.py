@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import random
+import statistics
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -216,12 +217,19 @@ def measure_throughput(
         cache.get(form)
     masks = {name: Masks(cache, vocabulary) for name, cache in forms.items()}
 
+    steps_ms: dict[str, list[float]] = {name: [] for name in ("free", *known)}
+
+    def generated(name: str, form: StructuredOutput | None) -> float:
+        rate = timed_tokens_per_second(engine, batch, max_tokens=options.max_tokens, form=form)
+        steps_ms[name].append(statistics.median(engine.decode_steps_ms))
+        return rate
+
     def formed(name: str) -> float:
         engine.worker.enforce_forms(masks[name])
-        return timed_tokens_per_second(engine, batch, max_tokens=options.max_tokens, form=form)
+        return generated(name, form)
 
     def free() -> float:
-        return timed_tokens_per_second(engine, batch, max_tokens=options.max_tokens)
+        return generated("free", None)
 
     contenders: dict[str, Callable[[], float]] = {"free": free}
     contenders |= {name: (lambda name=name: formed(name)) for name in known}  # type: ignore[misc]
@@ -231,7 +239,9 @@ def measure_throughput(
         result.figures.append(Figure(f"{options.num_streams} streams, {name}", "tokens/s", tuple(runs[name])))
         costs = tuple((1 - ratio) * 100 for ratio in ratios(runs[name], runs["free"]))
         cost = Figure(f"{name} costs, run by run", "%", costs)
-        result.figures.append(cost)
+        step_costs = tuple((ratio - 1) * 100 for ratio in ratios(steps_ms[name][1:], steps_ms["free"][1:]))
+        step_cost = Figure(f"{name} costs a decode step, by the median step of each run", "%", step_costs)
+        result.figures += (cost, step_cost)
         if name == DEFAULT_BACKEND:
             target = f"a form costs under 3 % of throughput at {options.num_streams} streams"
             result.targets.append(Target(target, cost.median, "%", cost.median < 3))

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels.h"
 #include "memory.h"
 
 #if defined(__x86_64__)
@@ -179,10 +180,51 @@ __attribute__((target("avx512f,avx512vnni"))) double int8_avx512() {
     return 2.0 * 64 * kChains * kRounds;
 }
 
+#if defined(HEADRACE_AMX)
+
+// Sixteen rows times 64 bytes of sixteen columns, into four tiles in turn; all eight are full.
+struct FullTiles {
+    alignas(64) uint8_t shapes[64] = {1};
+    FullTiles() {
+        for (int tile = 0; tile < 8; ++tile) {
+            shapes[16 + 2 * tile] = 64;
+            shapes[48 + tile] = 16;
+        }
+        asm volatile("ldtilecfg %0" ::"m"(shapes));
+    }
+    ~FullTiles() { asm volatile("tilerelease"); }
+};
+
+#define TILE_PRODUCTS(instruction)                                                                          \
+    const FullTiles tiles;                                                                                  \
+    for (int i = 0; i < kRounds; ++i)                                                                       \
+        asm volatile(instruction " %tmm6, %tmm4, %tmm0\n" instruction " %tmm7, %tmm4, %tmm1\n" instruction \
+                                 " %tmm6, %tmm5, %tmm2\n" instruction " %tmm7, %tmm5, %tmm3");
+
+double int8_tiles() {
+    TILE_PRODUCTS("tdpbssd");
+    return 2.0 * 16 * 16 * 64 * 4 * kRounds;
+}
+
+double bf16_tiles() {
+    TILE_PRODUCTS("tdpbf16ps");
+    return 2.0 * 16 * 16 * 32 * 4 * kRounds;
+}
+
+#endif
 #endif
 
 std::pair<std::string, Operations> best_operations(const std::string& kind) {
-    if (kind != "f32" && kind != "bf16" && kind != "int8") throw std::invalid_argument("kind is f32, bf16 or int8, not " + kind);
+    const bool of_tiles = kind == "bf16 tiles" || kind == "int8 tiles";
+    if (!of_tiles && kind != "f32" && kind != "bf16" && kind != "int8")
+        throw std::invalid_argument("kind is f32, bf16, int8, bf16 tiles or int8 tiles, not " + kind);
+#if defined(HEADRACE_AMX)
+    if (of_tiles && has_tiles()) {
+        if (kind == "int8 tiles") return {"tdpbssd", int8_tiles};
+        return {"tdpbf16ps", bf16_tiles};
+    }
+#endif
+    if (of_tiles) return {"", nullptr};
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx512 = __builtin_cpu_supports("avx512f"), avx2 = __builtin_cpu_supports("avx2");

@@ -23,7 +23,7 @@ namespace headrace {
 //   I4_Z  as I4, and behind the scales 16 bytes of zero points for each group
 //   I8    a block: bytes; behind all blocks 16 float32 scales, of whole columns
 //   F16, F32  [K][16]
-//   BF16  [K / 2][16][2]
+//   BF16  [K / 2][16][2], K padded with zeros to whole pairs of blocks
 // Of a block's 512 numbers the byte (j * 16 + column) * 4 + i holds k = 4 j + i: all eight bits of it, biased by 128 (bytes,
 // 512 of them); its low four bits (nibbles, 256 bytes: j + 4 shares a byte with j and lies above it); bit j of 64 bytes
 // is its fifth bit; bits 2 (j % 4) of 64 bytes, another 64 from j = 4 on, are its fifth and sixth (pairs).
@@ -55,8 +55,9 @@ struct LinearView {
 // Kernels::max_group rows; a group that starts at row g and has R rows holds, for block b and its row r:
 //   int8    (g * num_blocks + b * R + r) * 32: 32 bytes, of which `scales` says what they are multiples of;
 //           scales, negative_sums, first_sums (minus the sum of the first sixteen), scaled_sums at g * num_blocks + b * R + r
-//   whole_int8  likewise, but multiples of one scale for the whole row: whole_scales, whole_sums (negative) at g + r
-//   bf16    (g * num_pairs + j * R + r) * 2: two neighbours along K
+//   whole_int8  (g * num_blocks + (p * R + r) * 2) * 32: 64 bytes, of a pair of blocks p; multiples of one scale for the whole
+//           row: whole_scales, whole_sums (negative) at g + r
+//   bf16    from g * num_blocks * 32 on (j * R + r) * 2: two neighbours along K; with AMX (b * R + r) * 32: a block
 //   floats  g * num_in_padded + k * R + r
 struct Activations {
     int8_t* int8;
@@ -141,12 +142,13 @@ inline int end_part(const AttentionTile& tile) { return (tile.position + tile.nu
 struct Kernels {
     const char* name;
     int max_group;
+    int rows_apart;  // with so many for each, threads share the rows of a product; with fewer its tiles, to unpack each once
     bool has_bf16_products;
 
     void (*prepare_int8)(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to);
     void (*prepare_whole_int8)(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to);
     void (*prepare_floats)(const float* x, int num_in, RowGroup group, int row, int padded, Activations to);
-    void (*prepare_bf16)(const float* x, int num_in, RowGroup group, int row, int padded, Activations to);
+    void (*prepare_bf16)(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to);
     void (*linear)(const LinearView&, const Activations&, bool bf16, const RowGroup*, int, int first_tile, int end_tile,
                    const Output&);
     void (*gated)(const LinearView& gate, const LinearView& up, Gate, const Activations&, bool bf16, const RowGroup*, int,

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "attention.h"
+#include "prepare.h"
 #include "products.h"
 #include "rows.h"
 #include "sampling_rows.h"
@@ -15,7 +16,7 @@ namespace HEADRACE_ISA {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    HEADRACE_TEXT(HEADRACE_ISA), kMaxGroup, kHasBf16, prepare_int8, prepare_whole_int8, prepare_floats, prepare_bf16,
+    HEADRACE_TEXT(HEADRACE_ISA), kMaxGroup, TileProducts::kRowsApart, kHasBf16, prepare_int8, prepare_whole_int8, prepare_floats, prepare_bf16,
     linear, gated, rms_norm, add_scaled, rope_and_cache, expect_slot, attention_scratch, attention_sums, attention, attention_part,
     join_parts, greatest, greatest_allowed, restrict_to,
     weigh,

@@ -90,8 +90,8 @@ size_t tile_bytes(const TileKind& kind, int num_in) {
             return blocks * 256 + groups * ((kind.scale_type == ScaleType::F32 ? 64 : 32) + (kind.format == Format::I4_Z ? 16 : 0));
         }
         case Format::I8: return blocks * 512 + 64;
-        case Format::F16:
-        case Format::BF16: return pairs * 64;
+        case Format::F16: return pairs * 64;
+        case Format::BF16: return blocks * (kBlock / 2) * 64;
         case Format::F32: return pairs * 128;
     }
     return 0;

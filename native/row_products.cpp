@@ -9,6 +9,8 @@ namespace {
 constexpr int kFewRows = 2;         // so few are prepared by each thread for itself, which saves a barrier
 constexpr int kItemsPerThread = 8;  // so little work is lost to a thread that is kept from its own
 
+constexpr size_t kPastEnd = 64;
+
 size_t whole_lines(size_t num_bytes) { return (num_bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
@@ -50,7 +52,8 @@ size_t RowProducts::Preparation::num_bytes() const {
     const size_t blocks = num_rows * size_t(num_blocks), numbers = num_rows * size_t(padded);
     const size_t for_int8 = int8 ? whole_lines(blocks * kBlock) + 4 * whole_lines(blocks * 4) : 0;
     const size_t for_whole = whole_int8 ? whole_lines(blocks * kBlock) + 2 * whole_lines(num_rows * 4) : 0;
-    return for_int8 + for_whole + (pairs ? whole_lines(numbers * 2) : 0) + (floats ? whole_lines(numbers * 4) : 0);
+    // Kernels may read behind a group's last row, for nobody.
+    return kPastEnd + for_int8 + for_whole + (pairs ? whole_lines(blocks * kBlock * 2) : 0) + (floats ? whole_lines(numbers * 4) : 0);
 }
 
 Activations RowProducts::Preparation::laid_out(uint8_t* memory) const {
@@ -73,7 +76,7 @@ Activations RowProducts::Preparation::laid_out(uint8_t* memory) const {
         a.whole_scales = (float*)next(num_rows * 4);
         a.whole_sums = (int32_t*)next(num_rows * 4);
     }
-    if (pairs) a.bf16 = (uint16_t*)next(numbers * 2);
+    if (pairs) a.bf16 = (uint16_t*)next(blocks * kBlock * 2);
     if (floats) a.floats = (float*)next(numbers * 4);
     return a;
 }
@@ -92,7 +95,7 @@ void RowProducts::prepare(const Matrix& x, int first_row, int end_row, const Pre
         }
         if (how.int8) kernels_.prepare_int8(from, how.num_in, how.num_blocks, group, r, to);
         if (how.whole_int8) kernels_.prepare_whole_int8(from, how.num_in, how.num_blocks, group, r, to);
-        if (how.pairs) kernels_.prepare_bf16(from, how.num_in, group, r, how.padded, to);
+        if (how.pairs) kernels_.prepare_bf16(from, how.num_in, how.num_blocks, group, r, to);
         if (how.floats) kernels_.prepare_floats(from, how.num_in, group, r, how.padded, to);
     }
 }
@@ -120,7 +123,7 @@ void RowProducts::with_prepared(const Matrix& x, const Preparation& how, int num
         pool_.run_rows(x.rows, [&](int thread, int first, int end) { prepare(x, first, end, how, normed_of(thread), to); });
     }
     // Few rows: the threads share the tiles. Many: they share the rows, so that none reads what another has prepared.
-    const int num_parts = x.rows >= kernels_.max_group * num_threads ? num_threads : 1;
+    const int num_parts = x.rows >= kernels_.rows_apart * num_threads ? num_threads : 1;
     const int num_chunks = std::min(num_tiles, num_parts == 1 ? kItemsPerThread * num_threads : kItemsPerThread);
     has_prepared_.assign(size_t(num_threads) * 64, 0);  // a cache line each
     pool_.run(num_parts * num_chunks, [&](int thread, int item) {

@@ -144,23 +144,11 @@ INLINE I iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 INLINE F to_float(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
 INLINE I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 
-// The sums of sixteen numbers and of the sixteen behind them.
-struct HalfSums {
-    int32_t first, second;
-};
-
 // Not a number, or beyond what int8 holds, happens where the scale is not finite, and becomes 0: the scale tells of it.
 INLINE __m512i rounded_to_bytes(F x, float inverse) {
     const __m512 scaled = _mm512_mul_ps(x.v, _mm512_set1_ps(inverse));
     const __mmask16 fits = _mm512_cmp_ps_mask(_mm512_abs_ps(scaled), _mm512_set1_ps(127.5f), _CMP_LT_OQ);
     return _mm512_maskz_cvtps_epi32(fits, scaled);
-}
-// 32 floats to int8 by `inverse`, their sums returned.
-INLINE HalfSums quantize32(F x, F y, float inverse, int8_t* out) {
-    const __m512i a = rounded_to_bytes(x, inverse), b = rounded_to_bytes(y, inverse);
-    _mm_storeu_si128((__m128i*)out, _mm512_cvtepi32_epi8(a));
-    _mm_storeu_si128((__m128i*)(out + 16), _mm512_cvtepi32_epi8(b));
-    return {_mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b)};
 }
 
 // 64 weight bytes: 16 columns of four neighbours along K.
@@ -318,9 +306,11 @@ INLINE I iset1(int32_t x) { return {Int8x32{} + x, Int8x32{} + x}; }
 INLINE F to_float(I x) { return {__builtin_convertvector(x.a, Float8), __builtin_convertvector(x.b, Float8)}; }
 INLINE I add(I a, I b) { return {a.a + b.a, a.b + b.b}; }
 
+// The sums of sixteen numbers and of the sixteen behind them.
 struct HalfSums {
     int32_t first, second;
 };
+// 32 floats to int8 by `inverse`, their sums returned.
 #if defined(__AVX2__)
 // Not a number, or beyond what int8 holds, happens where the scale is not finite, and becomes 0: the scale tells of it.
 INLINE __m256i rounded_to_bytes(Float8 x, float inverse) {

@@ -170,7 +170,8 @@ class FakeEngine:
         self.fail_after: tuple[int, Exception] | None = None
         """After this many tokens the engine raises."""
         self.broken_after: int | None = None
-        """After this many tokens the model's numbers are not usable."""
+        """After this many tokens the answer cannot go on."""
+        self.broken_by = "the logits are not finite"
         self.dead = ""
         """Why the engine cannot serve; empty while it can."""
         self.requests: list[GenerationRequest] = []
@@ -264,8 +265,7 @@ class FakeEngine:
     def _advance(self, request: GenerationRequest, sequence: _Sequence) -> OutputChunk:
         if self.broken_after is not None and len(sequence.token_ids) >= self.broken_after:
             sequence.finished = True
-            error = "the logits are not finite"
-            return OutputChunk(index=sequence.index, finish_reason=FinishReason.ERROR, error=error)
+            return OutputChunk(index=sequence.index, finish_reason=FinishReason.ERROR, error=self.broken_by)
         chunk = OutputChunk(index=sequence.index)
         scores: tuple[TokenLogprob, ...] = ()
         if request.sampling.prompt_logprobs >= 0 and sequence.index == 0 and not sequence.token_ids:

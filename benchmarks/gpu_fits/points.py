@@ -108,6 +108,57 @@ def read_decode_workers(path: Path) -> list[Point]:
     return points
 
 
+@dataclass(frozen=True, slots=True)
+class DisaggregatedPoint:
+    """Two pools under one load; the latencies of both points are those of the whole."""
+
+    prefill: Point
+    num_prefill: int
+    decode: Point
+    num_decode: int
+
+
+def read_disaggregated(path: Path) -> tuple[list[DisaggregatedPoint], Counter[str]]:
+    """The disaggregated rows that say how many workers there were, and how many rows were left out for which reason."""
+    left_out: Counter[str] = Counter()
+    points: list[DisaggregatedPoint] = []
+    seen: set[tuple[str, str, str, str]] = set()
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            if row["mode"] != "disagg":
+                continue
+            latencies = (row["silicon_ttft_ms"], row["silicon_tpot_ms"], row["isl"], row["osl"])
+            sides = {side: _side(row, side) for side in ("prefill", "decode")}
+            if not row["decode_num_workers"] or not row["prefill_num_workers"]:
+                left_out["the numbers of workers are not stated"] += 1
+            elif row["model_path"] not in _MODELS:
+                left_out["a model whose shape is not known"] += 1
+            elif latencies in seen:
+                left_out["the same measurement again"] += 1
+            elif sides["prefill"] is None or sides["decode"] is None:
+                left_out["a layout that contradicts itself"] += 1
+            elif "silicon_concurrency=" not in row["silicon_data_source"]:
+                left_out["the number of users is not stated"] += 1
+            else:
+                seen.add(latencies)
+                points.append(
+                    DisaggregatedPoint(
+                        _point(row, sides["prefill"]),
+                        int(row["prefill_num_workers"]),
+                        _point(row, sides["decode"]),
+                        int(row["decode_num_workers"]),
+                    )
+                )
+    return points, left_out
+
+
+def _side(row: dict[str, str], side: str) -> ParallelSpec | None:
+    tp, dp, ep = (max(1, int(row[f"{side}_{name}_size"] or 1)) for name in ("tp", "attention_dp", "moe_ep"))
+    if (tp * dp) % ep:
+        return None
+    return ParallelSpec(tensor_parallel_size=tp, data_parallel_size=dp, expert_parallel_size=ep)
+
+
 def _reason_to_leave_out(row: dict[str, str]) -> str | None:
     day, version = _day(row), row["backend_version"]
     model, system = row["model_path"], row["system"]

@@ -14,11 +14,11 @@ from tests.cpu.test_sampler import sequence
 pytest.importorskip("headrace.engine.ops.native._kernels", reason="the native kernels were not built here")
 
 from headrace.engine.mind.sampling_params import BeamSearch
-from headrace.engine.mind.step import BeamCandidates, SampledToken
+from headrace.engine.mind.step import NOTHING_LEFT, BeamCandidates, SampledToken
 from headrace.engine.ops.native.ops import NativeOps
 from headrace.engine.worker.constraint import AllowedTokens, Constraint, Verdict
 from headrace.engine.worker.host_sampler import HostSampler
-from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
+from headrace.engine.worker.running_sequence import NOT_FINITE, RunningSequence
 from headrace.engine.worker.sampler import Sampler
 
 

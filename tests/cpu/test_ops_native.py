@@ -272,6 +272,26 @@ def test_the_bits_of_a_projected_row_do_not_depend_on_how_many_rows_there_are(is
             assert np.array_equal(both, gated[first:end]), (first, end)
 
 
+@pytest.mark.skipif("amx" not in ISAS, reason="AMX is not there, or not granted")
+@pytest.mark.parametrize("storage", [*BLOCKED, "INT8_CHANNEL"])
+@settings(deadline=None, max_examples=20)
+@given(rows=st.integers(1, 300), num_out=st.integers(1, 70), num_blocks=st.integers(1, 9), seed=st.integers(0, 1000))
+def test_tile_products_have_the_bits_of_vector_products(
+    storage: str, rows: int, num_out: int, num_blocks: int, seed: int
+) -> None:
+    num_in = num_blocks * block_numbers(storage)
+    weight = random_weight(storage, num_out, num_in, seed)
+    x = np.random.default_rng(seed).standard_normal((rows, num_in)).astype(np.float32)
+
+    def result(isa: str) -> Floats:
+        ops = ops_of(isa=isa)
+        with ops.computing():
+            leave_rubbish(ops, rows=rows, num_out=num_out, num_in=num_in)
+            return ops.linear(tensor(ops, x), ops.load_linear([weight])).numpy().copy()
+
+    assert np.array_equal(result("amx"), result("avx512_bf16"), equal_nan=True)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("storage", FORMATS)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])

@@ -154,6 +154,18 @@ def test_what_a_formats_own_writer_writes_is_read_back_however_it_is_cut(
     assert _without_ids(parsed(format_name, text, tools)) == _without_ids(answer)
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_names_of_arguments_may_be_cut_wherever_they_have_white_space(name: str) -> None:
+    format_name, write = WRITERS[name]
+    given: Arguments = {"a b": 1, "c\u00a0d\x85 e": {"x  y": True, "z /": [{"p q": 2}]}, "/f": 3}
+    given_calls = [("get_weather", given)]
+    tools, text = schemas_of(given_calls), write("", given_calls)
+    whole = _without_ids(parsed(format_name, [text], tools))
+    for place in range(1, len(text)):
+        assert _without_ids(parsed(format_name, cut(text, [place]), tools)) == whole, text[:place]
+    assert _without_ids(parsed(format_name, list(text), tools)) == whole
+
+
 def _without_ids(answer: Parsed) -> tuple[str, str, list[tuple[str, str]]]:
     return answer.content, answer.reasoning, [(call.name, call.arguments) for call in answer.calls]
 

@@ -28,6 +28,7 @@ from headrace.sim.cost_model import EngineModel, GpuDeployment
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.fault_cases import CASES, run_case
 from headrace.sim.fleet import Fleet, FleetOutcome, Progress, Rehearsal
+from headrace.sim.fleet_frames import fleet_frames
 from headrace.sim.fleet_spec import (
     ClientSpec,
     FaultKind,
@@ -414,6 +415,17 @@ def test_a_prompt_that_is_handed_over_takes_its_prefill_its_transfer_and_a_step_
     assert prefill.first_token - prefill.scheduled == 5_000_000 + 1_000 * 10_000 + 1_000 * 10
     assert decode.first_token - decode.scheduled == 5_000_000 + 10_000 + 10 * 1_000
     assert decode.scheduled == moved.ended
+
+
+def test_a_trace_has_each_transfer_on_the_replica_that_it_comes_to_and_a_page_says_who_does_what() -> None:
+    outcome = rehearse(handing_over(), alone(1_000), keeps_spans=True)
+    events = msgspec.json.decode(perfetto_trace(outcome.log))["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    (begin,) = [event for event in events if event["name"] == "KV from prefill-0" and event["ph"] == "b"]
+    assert names[begin["pid"]] == "decode-0"
+    assert begin["args"]["megabytes"] == 999 * 131_072 / 1e6
+    frames = fleet_frames(outcome.log, outcome.run)
+    assert frames.roles == ["prefill", "decode", "decode"]
 
 
 def test_what_little_is_left_of_a_prompt_is_computed_where_it_is_answered() -> None:

@@ -83,6 +83,8 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
     outcome = _rehearse(spec, workload, facts, options, console)
     summary = summarize(outcome.run)
     show_summary(console, outcome.run.facts, summary, DEFAULT_SHARES)
+    if spec.is_disaggregated:
+        _show_transfers(console, outcome.run.facts)
     if options.interval and any(pool.replica.has_interval for pool in spec.pools.values()):
         show_interval(console, summary, _bounds(spec, workload, facts, options, console))
     for note in dict.fromkeys(note for pool in spec.pools.values() for note in pool.replica.notes):
@@ -104,6 +106,14 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
         write_output(options.event_log, msgspec.json.encode(outcome.log))
         console.print(f"[dim]log: {options.event_log}[/]")
     return 0 if summary.num_completed else 1
+
+
+def _show_transfers(console: Console, facts: RunFacts) -> None:
+    count, failed, num_bytes = (
+        facts.server_counters[f"headrace:kv_{name}_total"] for name in ("transfers", "transfer_failures", "transfer_bytes")
+    )
+    trouble = f"; [yellow]{failed:,.0f} failed[/]" if failed else ""
+    console.print(f"KV handed over: {count:,.0f} prompts, {num_bytes / 1e9:,.1f} GB{trouble}")
 
 
 def _bounds(

@@ -8,8 +8,9 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from headrace.base.errors import EngineDeadError, HeadraceError
+from headrace.base.errors import EngineDeadError, HeadraceError, InvalidRequestError
 from headrace.engine.host.generation import OutputChunk
+from headrace.engine.mind.step import is_requests_own
 from headrace.engine.mind.update import FinishReason
 from headrace.server.door import Reply
 
@@ -69,8 +70,11 @@ def event(value: msgspec.Struct) -> bytes:
 
 
 def raise_failure(chunk: OutputChunk) -> None:
-    """An answer that the engine could not complete is an error, not a finish reason that clients would not know."""
+    """An answer that the engine could not complete is an error, not a finish reason that clients would not know. Where the
+    request itself leaves no way to go on, it is a caller's error: who asks again, or another replica, fares no better."""
     if chunk.finish_reason is FinishReason.ERROR:
+        if is_requests_own(chunk.error):
+            raise InvalidRequestError(f"this answer could not be completed: {chunk.error}")
         raise HeadraceError(f"the engine could not complete this answer: {chunk.error or 'no reason given'}")
     if chunk.finish_reason is FinishReason.ABORT:
         raise EngineDeadError("the engine stopped before this answer was complete")

@@ -22,7 +22,7 @@ MAX_CELLS = 120_000
 NUM_BINS = 240
 """Of the curves over time, at most; fewer where a run is short."""
 _SHORTEST_BIN_NS = NANOS_PER_SECOND // 10
-_COUNTERS = ("hit_tokens", "query_tokens", "num_preemptions")
+_COUNTERS = ("hit_tokens", "query_tokens", "num_preemptions", "received_mb")
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +50,8 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
 
 class FleetFrames(msgspec.Struct, frozen=True, kw_only=True):
     replicas: list[str]
+    roles: list[str]
+    """One for each replica."""
     duration_s: float
     at_s: list[float]
     """The moment of each frame."""
@@ -72,6 +74,7 @@ def fleet_frames(log: FleetLog, run: Run, *, max_frames: int = MAX_FRAMES, max_c
     last_s = log.at_ms[-1] / 1e3 if num_moments else 0.0
     return FleetFrames(
         replicas=log.replicas,
+        roles=log.roles or ["both"] * len(log.replicas),
         duration_s=max(run.facts.duration_ns / 1e9, last_s),
         at_s=[log.at_ms[end] / 1e3 for end in ends],
         columns=[_sampled(log.columns[name], ends) for name in log.replicas],

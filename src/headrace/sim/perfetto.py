@@ -1,7 +1,7 @@
 """A fleet's log as a trace for Perfetto (ui.perfetto.dev) and `chrome://tracing`, in the Trace Event Format.
 
-One process a replica; requests as async slices with their queueing, prefill and decode inside, figures as counters, faults
-as instants. Makes bytes; opens no file.
+One process a replica; requests as async slices with their queueing, prefill and decode inside, KV that comes from other
+replicas likewise, figures as counters, faults as instants. Makes bytes; opens no file.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.sim.fleet_log import FleetLog, Span
+from headrace.sim.fleet_log import FleetLog, Span, TransferSpan
 
 
 def perfetto_trace(log: FleetLog) -> bytes:
@@ -33,9 +33,22 @@ def _events(log: FleetLog) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
     for number, span in enumerate(log.spans):
         yield from _slices(span, numbers[span.replica], number)
+    for number, transfer in enumerate(log.transfers):
+        yield from _transfer(transfer, numbers[transfer.target], number)
     for event in log.events:
         name = f"{event.kind} {event.replica}".strip()
         yield {"ph": "i", "name": name, "pid": numbers.get(event.replica, 1), "tid": 0, "ts": event.at_ms * 1e3, "s": "g"}
+
+
+def _transfer(transfer: TransferSpan, pid: int, number: int) -> Iterator[dict[str, Any]]:
+    """On the replica that it comes to: the wait for its turn, and the way."""
+    common = {"cat": "transfer", "id": number, "pid": pid, "tid": 0}
+    name = f"KV from {transfer.source}" + (f": {transfer.error}" if transfer.error else "")
+    facts = {"request": transfer.request_id, "megabytes": transfer.num_bytes / 1e6}
+    pieces = [(name, transfer.asked, transfer.ended), ("on its way", transfer.begun, transfer.ended)]
+    for piece, begin, end in pieces:
+        yield {**common, "name": piece, "ph": "b", "ts": begin / 1e3, "args": facts if piece == name else {}}
+        yield {**common, "name": piece, "ph": "e", "ts": end / 1e3}
 
 
 def _slices(span: Span, pid: int, number: int) -> Iterator[dict[str, Any]]:

@@ -96,6 +96,52 @@ def test_a_mask_is_written_over_whatever_stood_there(backend: GrammarBackend) ->
         assert masks(-1) == written
 
 
+@pytest.mark.parametrize("choices", [["yes", "yes please", "yes!"], ["", "a"], ['a\nb\t"\\/', "水"], ["<|im_end|>", "x"]])
+def test_choices_are_accepted_as_they_are_written_one_beginning_another_or_none(
+    backend: GrammarBackend, choices: list[str]
+) -> None:
+    wanted = form(OutputKind.CHOICE, choices)
+    assert all(accepts(backend, wanted, choice) for choice in choices)
+    others = {choice[:end] for choice in choices for end in range(len(choice))} | {f"{choice}x" for choice in choices}
+    assert not [other for other in others - set(choices) if accepts(backend, wanted, other)]
+
+
+def test_there_may_be_many_choices(llguidance: GrammarBackend) -> None:
+    wanted = form(OutputKind.CHOICE, [f"option {i}" for i in range(10_000)])
+    assert accepts(llguidance, wanted, "option 9999")
+    assert not accepts(llguidance, wanted, "option 10000")
+
+
+def test_an_object_may_have_many_optional_properties(llguidance: GrammarBackend) -> None:
+    names = [f"p{i}" for i in range(1500)]
+    schema = {"type": "object", "properties": {name: {"type": "null"} for name in names}, "additionalProperties": False}
+    wanted = form(OutputKind.JSON_SCHEMA, schema)
+    assert accepts(llguidance, wanted, '{"p3": null, "p1499": null}')
+    assert not accepts(llguidance, wanted, '{"p1500": null}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (OutputKind.REGEX, "a{10000000}"),
+        (OutputKind.GRAMMAR, "start: " + " | ".join(f'"option {i}"' for i in range(10_000))),
+        (
+            OutputKind.JSON_SCHEMA,
+            {
+                "type": "object",
+                "properties": {f"p{i}": {"type": "null"} for i in range(2500)},
+                "additionalProperties": False,
+            },
+        ),
+    ],
+)
+def test_a_form_too_large_to_be_followed_is_refused_before_an_answer_begins(
+    llguidance: GrammarBackend, kind: OutputKind, text: Any
+) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^f cannot be enforced: .*(too many|max is)"):
+        llguidance.compile(form(kind, text, field="f"))
+
+
 def test_the_first_mask_is_the_same_however_often_and_after_whatever_it_is_asked(llguidance: GrammarBackend) -> None:
     compiled = llguidance.compile(form(OutputKind.REGEX, "[ab]x"))
     first, second = compiled.matcher(), compiled.matcher()
@@ -327,6 +373,18 @@ def test_each_format_means_what_it_says(
     wanted = form(OutputKind.STRUCTURAL_TAG, {"type": "structural_tag", "format": described})
     assert [answer for answer in valid if not accepts(llguidance, wanted, answer)] == []
     assert [answer for answer in invalid if accepts(llguidance, wanted, answer)] == []
+
+
+@pytest.mark.parametrize("excluded", ["a b", "\n", "\r\n\t", "#-&~", "\\n", "/", "é水", "\x00", "\u2028", "[^a](b)*{2}|"])
+def test_whatever_is_excluded_is_excluded_as_it_is_written(llguidance: GrammarBackend, excluded: str) -> None:
+    wanted = form(OutputKind.STRUCTURAL_TAG, {"format": {"type": "any_text", "excludes": [excluded]}})
+    assert accepts(llguidance, wanted, f"x{excluded[:-1]} y n")
+    assert not accepts(llguidance, wanted, f"x{excluded}y")
+    trigger = {"type": "triggered_tags", "triggers": [excluded], "tags": [
+        {"begin": f"{excluded}!", "content": {"type": "const_string", "value": "x"}, "end": "."}]}  # fmt: skip
+    wanted = form(OutputKind.STRUCTURAL_TAG, {"format": trigger})
+    assert accepts(llguidance, wanted, f"x{excluded}!x.y")
+    assert not accepts(llguidance, wanted, f"x{excluded}y")
 
 
 def test_a_tag_that_is_a_control_token_is_that_token(llguidance: GrammarBackend) -> None:

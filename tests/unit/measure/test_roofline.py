@@ -48,6 +48,13 @@ def test_many_rows_are_bound_by_the_arithmetic_of_their_kind() -> None:
         assert kernel.kind == ("int8" if kind == "int8" else "f32"), "what has no instruction is expanded to float32"
 
 
+def test_where_there_are_tiles_theirs_is_the_roof_of_their_kind() -> None:
+    tiles = OperationPeak("int8 tiles", "dot of tiles", 1e12, 2e12)
+    ceilings = replace(CEILINGS, peaks=(*CEILINGS.peaks, tiles))
+    assert ceilings.peak_of("int8") is tiles
+    assert ceilings.peak_of("f32").kind == "f32"
+
+
 def test_a_model_that_fits_in_a_cache_streams_from_there() -> None:
     (kernel,) = kernels(PRODUCT, resident_bytes=1_000_000)
     assert kernel.level == "L2"

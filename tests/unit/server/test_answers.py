@@ -9,6 +9,7 @@ from tests.fakes import EOS, IM_END, FakeEngine, fixed_answer
 from tests.unit.server.asgi import call, chat, complete, error_of, events_of, make_app
 
 from headrace.base.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from headrace.engine.mind.step import FORM_ENDED, NOTHING_ALLOWED, NOTHING_LEFT
 from headrace.server import openapi
 
 DOCUMENT = openapi.document()
@@ -335,6 +336,18 @@ def test_numbers_that_are_not_usable_are_an_error_not_an_answer(ask: Any) -> Non
     app = make_app(engine)
     assert "not finite" in error_event(ask(app, stream=True))["message"]
     assert "not finite" in error_of(ask(app), 500)["message"]
+
+
+@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize("reason", [NOTHING_LEFT, NOTHING_ALLOWED, f"{FORM_ENDED}too many items"])
+def test_an_answer_that_its_own_request_leaves_no_way_for_is_a_callers_error(ask: Any, reason: str) -> None:
+    engine = FakeEngine()
+    engine.broken_after, engine.broken_by = 2, reason
+    app = make_app(engine)
+    event = error_event(ask(app, stream=True))
+    assert reason in event["message"]
+    assert event["type"] == "invalid_request_error"
+    assert reason in error_of(ask(app), 400)["message"]
 
 
 def test_one_failing_prompt_of_several_ends_the_others() -> None:

@@ -157,7 +157,7 @@ class _Parser:
         kind, text, position = self._take()
         match kind:
             case "literal":
-                return _Sequence(tuple(_Character(_spelt(char)) for char in self._unescaped(text[1:-1], position)))
+                return _Sequence(tuple(_Character(spelt(char)) for char in self._unescaped(text[1:-1], position)))
             case "chars":
                 return _Character(self._class(text, position))
             case "control":
@@ -219,10 +219,10 @@ class _Parser:
                 low, high = chars[i][0], chars[i + 2][0]
                 if high < low:
                     raise self._wrong(f"the range {low}-{high} is empty", position)
-                pieces.append(f"{_spelt(low)}-{_spelt(high)}")
+                pieces.append(f"{spelt(low)}-{spelt(high)}")
                 i += 3
             else:
-                pieces.append(_spelt(chars[i][0]))
+                pieces.append(spelt(chars[i][0]))
                 i += 1
         if not pieces:
             if is_negated:
@@ -267,6 +267,6 @@ def _quantifier(least: int, most: int | None) -> str:
     return f"{{{least},{'' if most is None else most}}}"
 
 
-def _spelt(char: str) -> str:
+def spelt(char: str) -> str:
     """A character, spelt so that neither Lark nor the regular expression reads more into it."""
     return char if char.isalnum() and char.isascii() else f"\\u{{{ord(char):x}}}"

@@ -35,8 +35,9 @@ class LlguidanceBackend:
             n_vocab=len(vocabulary.token_bytes),
             eos_token=list(vocabulary.eos_token_ids),
         )
-        # Its errors would carry its whole state, and the client's schema with it.
-        self._limits = LLParserLimits(verbose_errors=False)
+        # Its errors would carry its whole state, and the client's schema with it. An object of n optional properties makes a
+        # row of some 4 n items.
+        self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=8000)
 
     def compile(self, wanted: StructuredOutput) -> "LlguidanceForm":
         matcher = LLMatcher(self._tokenizer, self._grammar(wanted), log_level=_SILENT, limits=self._limits)
@@ -51,7 +52,15 @@ class LlguidanceBackend:
         matcher.fill(mask)
         if matcher.failure() or not mask.any():
             raise _refusal(wanted, "no answer can have this form")
+        self._check_goes_on(matcher, mask, wanted)
         return mask
+
+    def _check_goes_on(self, beginning: "LlguidanceMatcher", mask: TokenMask, wanted: StructuredOutput) -> None:
+        """Forms too large to be followed show it with the first token, whichever it is."""
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        first = next((token for token in allowed.tolist() if token not in self._eos_token_ids), None)
+        if first is not None and not beginning.accept(first) and (problem := beginning.failure()):
+            raise _refusal(wanted, problem)
 
     def _grammar(self, wanted: StructuredOutput) -> str:
         match wanted.kind:
@@ -143,7 +152,8 @@ def _control_tokens(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def _choice(choices: Sequence[str]) -> str:
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    """As one lexeme: of some thousand alternatives a parser would follow each by itself."""
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
 def _refusal(wanted: StructuredOutput, reason: str) -> InvalidRequestError:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.base.errors import InvalidRequestError
-from headrace.engine.grammar.gbnf import gbnf_to_lark
+from headrace.engine.grammar.gbnf import gbnf_to_lark, spelt
 from headrace.engine.grammar.json_schema import schema_for_llguidance
 from headrace.engine.mind.structured_output import StructuredOutput
 
@@ -107,7 +107,7 @@ class _Writer:
             return pattern
         self._num_names += 1
         name = f"TEXT_{self._num_names}"
-        held = "|".join(re.escape(one) for one in excludes)
+        held = "|".join("".join(map(spelt, one)) for one in excludes)
         holding = _regex(rf"(.|\n)*({held})(.|\n)*")
         self._rules.append(f"{name}: {pattern} & ~{holding}")
         return name

@@ -99,6 +99,17 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[TokenLogprobs, ...]
 
 
+NOTHING_LEFT = "the request's conditions together allow no token of the model here"
+NOTHING_ALLOWED = "the form of the answer (structured output) allows no token of the model here"
+FORM_ENDED = "the form of the answer cannot be followed any further: "
+"""Begins a failure; why follows."""
+
+
+def is_requests_own(failure: str) -> bool:
+    """Whether a sequence failed by what its request asks for: any engine would say so."""
+    return failure in (NOTHING_LEFT, NOTHING_ALLOWED) or failure.startswith(FORM_ENDED)
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     step_id: StepId
     sampled: tuple[SampledToken | None, ...]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from headrace.base.errors import HeadraceError
 from headrace.engine.grammar.cache import FormCache
 from headrace.engine.grammar.protocol import BITS_PER_WORD, Matcher, TokenMask, Vocabulary
+from headrace.engine.mind.step import FORM_ENDED, NOTHING_ALLOWED
 from headrace.engine.mind.structured_output import StructuredOutput
 
 Bias = npt.NDArray[np.float32]
@@ -26,8 +27,6 @@ under a mask."""
 
 _OF_BYTE = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, np.float32(0), np.float32(-np.inf))
 """[256, 8]: eight tokens' bias by their eight bits."""
-
-NOTHING_ALLOWED = "the form of the answer (structured output) allows no token of the model here"
 
 
 class AllowedTokens:
@@ -107,7 +106,7 @@ class Constraint:
         mask = self._allowed.mask
         matcher.fill(mask)
         if problem := matcher.failure():
-            return f"the form of the answer cannot be followed any further: {problem}"
+            return FORM_ENDED + problem
         return self._allowed if mask.any() else NOTHING_ALLOWED
 
     def _advance(self, token_id: int, forms: FormCache, vocabulary: Vocabulary) -> str:
@@ -123,7 +122,8 @@ class Constraint:
             return "" if matcher.may_end() else "the answer ended where its form may not end"
         if matcher.accept(token_id):
             return ""
-        return matcher.failure() or f"token {token_id} does not fit the form of the answer"
+        problem = matcher.failure()
+        return FORM_ENDED + problem if problem else f"token {token_id} does not fit the form of the answer"
 
     def _begins_here(self) -> bool:
         return tuple(self._recent) == self._wanted.begins_after

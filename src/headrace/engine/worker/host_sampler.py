@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from headrace.engine.grammar.protocol import TokenMask
 from headrace.engine.mind.sampling_params import SamplingParams
-from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
+from headrace.engine.mind.step import NOTHING_LEFT, BeamCandidates, SampledToken, TokenLogprobs
 from headrace.engine.worker.constraint import AllowedTokens, Verdict
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
-from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
+from headrace.engine.worker.running_sequence import NOT_FINITE, RunningSequence
 
 Floats = npt.NDArray[np.float32]
 

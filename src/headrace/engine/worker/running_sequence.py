@@ -13,7 +13,6 @@ from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.thinking import ThinkingWatch
 
 NOT_FINITE = "the model's logits are not finite"
-NOTHING_LEFT = "the request's conditions together allow no token of the model here"
 
 
 class RunningSequence:

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from headrace.engine.mind.sampling_params import SamplingParams
-from headrace.engine.mind.step import BeamCandidates, SampledToken, TokenLogprobs
+from headrace.engine.mind.step import NOTHING_LEFT, BeamCandidates, SampledToken, TokenLogprobs
 from headrace.engine.worker.constraint import AllowedTokens
 from headrace.engine.worker.penalties import TokenCounts, wants_penalties
 from headrace.engine.worker.random_draw import uniform
-from headrace.engine.worker.running_sequence import NOT_FINITE, NOTHING_LEFT, RunningSequence
+from headrace.engine.worker.running_sequence import NOT_FINITE, RunningSequence
 
 _PLACE_WIDTH = 256
 """Tokens of the vocabulary that are looked at together, as far as it divides the vocabulary's size."""

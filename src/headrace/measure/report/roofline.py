@@ -33,7 +33,7 @@ class OperationPeak:
     """Operations in a second; a multiplication and an addition are two."""
 
     kind: str
-    """`f32`, `bf16` or `int8`."""
+    """`f32`, `bf16` or `int8` by vectors; `bf16 tiles` or `int8 tiles` by matrix instructions."""
     instruction: str
     one_thread: float
     all_threads: float
@@ -52,9 +52,9 @@ class Ceilings:
         return next((level for level in self.levels if num_bytes <= level.num_bytes), self.levels[-1])
 
     def peak_of(self, kind: str) -> OperationPeak:
-        """float32's where there is none for the kind: the operations are then done by expanding."""
+        """The tiles', where there are some; float32's where there is none for the kind: it is then done by expanding."""
         by_kind = {peak.kind: peak for peak in self.peaks}
-        return by_kind.get(kind, by_kind["f32"])
+        return by_kind.get(f"{kind} tiles") or by_kind.get(kind, by_kind["f32"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from headrace.server.tools.schemas import json_of, part_of, types_of
 _MARK = "]<]minimax[>["
 _INVOKE = f'{_MARK}<invoke name="'
 _ITEM = f"{_MARK}<item>"
-_KEY_RUN = re.compile(r"[^<>/\n\s][^<>\n]*")
+_KEY_RUN = re.compile(r"[^<>\n]+")
 _TEXT_END = Markers((_MARK,))
 _NESTED = frozenset({"array", "object"})
 _MAX_DEPTH = 64
@@ -38,7 +38,7 @@ def _string(argument: Argument) -> Format | None:
 
 
 _NOTATION = Notation(
-    is_key=lambda name: _KEY_RUN.fullmatch(name) is not None and name == name.strip(),
+    is_key=lambda name: _KEY_RUN.fullmatch(name) is not None and name == name.strip() and not name.startswith("/"),
     string=_string,
     bare_strings=True,
     pair=_tag,
@@ -88,6 +88,8 @@ class MiniMaxM3Parser(ToolParser):
         yield from reader.space()
         while not (yield from reader.literal(f"{_MARK}</{tag}>")):
             yield from reader.expect(f"{_MARK}<")
+            if (first := (yield from reader.peek())) == "/" or first.isspace():
+                raise NotAsExpected
             name = yield from self._argument_name(_KEY_RUN, ">", is_first=is_first)
             yield from self._value(part_of(schema, root, name), root, name, depth + 1)
             is_first = False

@@ -15,6 +15,7 @@ const STATES = {
   "node-loss": { name: "down", sign: "✕", style: "is-down", color: "--alarm" },
   starting: { name: "starting", sign: "…", style: "is-starting", color: "--c2" },
   partition: { name: "cut off", sign: "≠", style: "is-cut", color: "--c5" },
+  "link-loss": { name: "no KV", sign: "∦", style: "is-cut", color: "--c5" },
   drain: { name: "draining", sign: "↓", style: "is-draining", color: "--c3" },
   slow: { name: "slow", sign: "~", style: "is-slow", color: "--warn" },
   "stale-reports": { name: "stale", sign: "◷", style: "is-stale", color: "--faint" },
@@ -64,8 +65,9 @@ class Fleet {
     this.end_s = Math.max(this.duration_s, 1e-3);
     const total = (name) => this.at_s.map((_, frame) => sum(this.columns.map((one) => one[name][frame])));
     this.totals = Object.fromEntries(
-      ["is_up", "num_running", "num_waiting", "kv_permille", "hit_tokens", "query_tokens"].map((name) => [name, total(name)]),
+      ["is_up", "num_running", "num_waiting", "kv_permille", "hit_tokens", "query_tokens", "received_mb"].map((name) => [name, total(name)]),
     );
+    this.handsKvOver = this.roles.some((role) => role !== "both");
     let failed = 0;
     this.failedUntil = this.curves.failures_per_s.map((rate) => (failed += rate * this.curves.bin_s));
     this.outagesOf = this.replicas.map((_, replica) => this.outages.filter((outage) => outage.replica === replica));
@@ -185,19 +187,29 @@ class Tiles {
         `KV in use ${(used / 10).toFixed(1)} %, cached beside it ${(cached / 10).toFixed(1)} %`,
         `${one.hit_tokens[frame]} of ${one.query_tokens[frame]} prompt tokens found in the cache`,
         `${one.num_preemptions[frame]} preempted`,
+        ...(fleet.handsKvOver ? transfers(one, frame) : []),
       ].join("\n");
       const x = fleet.at_s[frame] / fleet.end_s;
       tile.root.querySelector(".now")?.setAttribute("d", `M${x} 0V1`);
     });
     for (const { members, note } of this.pools) {
       const up = sum(members.map((replica) => fleet.columns[replica].is_up[frame]));
-      note.textContent = `${up} of ${members.length} up`;
+      const role = fleet.roles[members[0]];
+      note.textContent = `${up} of ${members.length} up${role === "both" ? "" : `, ${role}`}`;
     }
   }
 
   select(replica) {
     this.tiles.forEach((tile, index) => tile.root.setAttribute("aria-pressed", String(index === replica)));
   }
+}
+
+/** What a replica of a fleet that hands KV over waits for and keeps. */
+function transfers(one, frame) {
+  return [
+    `${one.num_loading[frame]} loading, ${one.received_mb[frame].toLocaleString("en")} MB of KV came`,
+    `kept for others ${(one.leased_permille[frame] / 10).toFixed(1)} %`,
+  ];
 }
 
 const poolOf = (name) => name.slice(0, name.lastIndexOf("-"));
@@ -281,6 +293,13 @@ class Timeline {
     this.#lane("TTFT p95", "", most(ttft), 34, (frame) => duration(ttft[fleet.binAt(frame)]), (top) => [
       ["path", { d: line(ttft, curves.bin_s, end_s, top), fill: "none", stroke: "var(--c3)" }],
     ], duration);
+    if (fleet.handsKvOver) {
+      const moved = selected === null ? fleet.totals.received_mb : fleet.columns[selected].received_mb;
+      const name = selected === null ? "KV handed over" : "KV that came to it";
+      this.#lane(name, "MB a frame", most(moved), 34, (frame) => figure(moved[frame]), (top) => [
+        filled(at_s, moved, top, "color-mix(in srgb, var(--c4) 60%, var(--card))"),
+      ]);
+    }
     if (selected !== null) {
       const one = fleet.columns[selected];
       const both = one.num_running.map((running, frame) => running + one.num_waiting[frame]);

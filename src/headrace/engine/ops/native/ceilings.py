@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.engine.ops.native import _kernels
 from headrace.measure.report.roofline import Ceilings, MemoryLevel, OperationPeak
 
-KINDS = ("f32", "bf16", "int8")
+KINDS = ("f32", "bf16", "int8", "bf16 tiles", "int8 tiles")
 
 _NUM_TRIES = 3
 """Of each figure; the best counts, since everything that disturbs makes it smaller."""

@@ -1,0 +1,132 @@
+// What the units of each quantised format hold (`kernels.h` draws them), and how their integers are unpacked.
+//
+// Knows layouts of weights. Does not know rows.
+#pragma once
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace headrace {
+namespace HEADRACE_ISA {
+
+constexpr int kPrefetchBytes = 2048;
+
+static INLINE void unpack_nibbles(const uint8_t* w, B* x) {
+    UNROLL for (int j = 0; j < 4; ++j) {
+        const B both = load_bytes(w + 64 * j);
+        x[j] = low_nibbles(both);
+        x[j + 4] = high_nibbles(both);
+    }
+}
+
+static INLINE void unpack_fives(const uint8_t* w, B* x) {
+    unpack_nibbles(w, x);
+    const B fifth = load_bytes(w + 256);
+    x[0] = with_bits<4, 16>(x[0], fifth);
+    x[1] = with_bits<3, 16>(x[1], fifth);
+    x[2] = with_bits<2, 16>(x[2], fifth);
+    x[3] = with_bits<1, 16>(x[3], fifth);
+    x[4] = with_bits<0, 16>(x[4], fifth);
+    x[5] = with_bits<-1, 16>(x[5], fifth);
+    x[6] = with_bits<-2, 16>(x[6], fifth);
+    x[7] = with_bits<-3, 16>(x[7], fifth);
+}
+
+static INLINE void unpack_sixes(const uint8_t* w, B* x) {
+    unpack_nibbles(w, x);
+    UNROLL for (int half = 0; half < 2; ++half) {
+        const B pairs = load_bytes(w + 256 + 64 * half);
+        B* y = x + 4 * half;
+        y[0] = with_bits<4, 48>(y[0], pairs);
+        y[1] = with_bits<2, 48>(y[1], pairs);
+        y[2] = with_bits<0, 48>(y[2], pairs);
+        y[3] = with_bits<-2, 48>(y[3], pairs);
+    }
+}
+
+static INLINE void unpack_bytes(const uint8_t* w, B* x) {
+    UNROLL for (int j = 0; j < 8; ++j) x[j] = load_bytes(w + 64 * j);
+}
+
+// An offset that stands for the bias of whole bytes, which each instruction set deals with in its own way.
+constexpr int kOfBytes = 1 << 16;
+
+// What a format's units hold. Of block h: `unpack` gives the stored integers, of kBits bits and kOffset too great, `scale` what they
+// are multiples of, `minimum` what is added to each of them (where kHasMinima).
+template <Format kFormat>
+struct Unit;
+
+struct PlainUnit {
+    static constexpr bool kHasMinima = false, kHasTwoScales = false, kIsSuper = false;
+    static INLINE F scale(const uint8_t* w, int h) { return load_half((const uint16_t*)(w + 32 * h)); }
+    static INLINE F minimum(const uint8_t* w, int) { return load_half((const uint16_t*)(w + 32)); }
+};
+template <>
+struct Unit<Format::Q4_0> : PlainUnit {
+    static constexpr int kBits = 4, kBlocks = 2, kBytes = 576, kOffset = 8;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_nibbles(w + 64 + 256 * h, x); }
+};
+template <>
+struct Unit<Format::Q4_1> : PlainUnit {
+    static constexpr int kBits = 4, kBlocks = 1, kBytes = 320, kOffset = 0;
+    static constexpr bool kHasMinima = true;
+    static INLINE void unpack(const uint8_t* w, int, B* x) { unpack_nibbles(w + 64, x); }
+};
+template <>
+struct Unit<Format::Q5_0> : PlainUnit {
+    static constexpr int kBits = 5, kBlocks = 2, kBytes = 704, kOffset = 16;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_fives(w + 64 + 320 * h, x); }
+};
+template <>
+struct Unit<Format::Q5_1> : PlainUnit {
+    static constexpr int kBits = 5, kBlocks = 1, kBytes = 384, kOffset = 0;
+    static constexpr bool kHasMinima = true;
+    static INLINE void unpack(const uint8_t* w, int, B* x) { unpack_fives(w + 64, x); }
+};
+template <>
+struct Unit<Format::Q8_0> : PlainUnit {
+    static constexpr int kBits = 8, kBlocks = 2, kBytes = 1088, kOffset = kOfBytes;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_bytes(w + 64 + 512 * h, x); }
+};
+
+struct SuperUnit {
+    static constexpr int kBlocks = 8, kOffset = 0;
+    static constexpr bool kHasMinima = true, kHasTwoScales = false, kIsSuper = true;
+    static INLINE F scale(const uint8_t* w, int h) {
+        return load_half((const uint16_t*)w) * load_unsigned_bytes(w + 64 + 16 * h);
+    }
+    static INLINE F minimum(const uint8_t* w, int h) {
+        return zero() - load_half((const uint16_t*)(w + 32)) * load_unsigned_bytes(w + 192 + 16 * h);
+    }
+};
+template <>
+struct Unit<Format::Q4_K> : SuperUnit {
+    static constexpr int kBits = 4, kBytes = 320 + 8 * 256;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_nibbles(w + 320 + 256 * h, x); }
+};
+template <>
+struct Unit<Format::Q5_K> : SuperUnit {
+    static constexpr int kBits = 5, kBytes = 320 + 8 * 320;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_fives(w + 320 + 320 * h, x); }
+};
+template <>
+struct Unit<Format::Q6_K> : SuperUnit {
+    static constexpr int kBits = 6, kBytes = 320 + 8 * 384, kOffset = 32;
+    static constexpr bool kHasMinima = false, kHasTwoScales = true;
+    static INLINE F scale(const uint8_t* w, int h) {
+        return load_half((const uint16_t*)w) * load_signed_bytes(w + 64 + 32 * h);
+    }
+    static INLINE F second_scale(const uint8_t* w, int h) {
+        return load_half((const uint16_t*)w) * load_signed_bytes(w + 80 + 32 * h);
+    }
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_sixes(w + 320 + 384 * h, x); }
+};
+
+static INLINE F load_scales(const uint8_t* p, ScaleType type) {
+    if (type == ScaleType::F16) return load_half((const uint16_t*)p);
+    if (type == ScaleType::BF16) return load_bf16((const uint16_t*)p);
+    return load((const float*)p);
+}
+
+}  // namespace HEADRACE_ISA
+}  // namespace headrace
