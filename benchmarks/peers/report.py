@@ -52,9 +52,17 @@ class Report:
             "targets": [target for measure in self.measures for target in _targets(measure)],
             "notes": [
                 f"{who}: {why}" for measure in self.measures for who, why in measure["failures"].items()
-            ] + [_TAINTED] * any(_is_tainted(one) for measure in self.measures for one in measure["who"].values()),
+            ] + [_TAINTED] * any(_is_tainted(one) for measure in self.measures for one in measure["who"].values())
+            + self._other_processors(),
             "parts": self._parts,
         }  # fmt: skip
+
+    def _other_processors(self) -> list[str]:
+        """Parts that were not measured on this one."""
+        here = circumstances()["processor"]
+        return [
+            f"{name}: measured on {part['processor']}" for name, part in self._parts.items() if part["processor"] != here
+        ]
 
     def show(self, console: Console) -> None:
         table = Table("measure", "who", "median", "range", "runs", "", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -21,7 +21,7 @@ from benchmarks.peers import llama_cpp, vllm_cpu
 from benchmarks.peers.load import resident_bytes
 from benchmarks.served import free_port
 
-START_TIMEOUT_S = 300
+START_TIMEOUT_S = 400
 
 
 @dataclass(frozen=True, slots=True)

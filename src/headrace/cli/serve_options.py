@@ -183,7 +183,7 @@ class ServeOptions:
     max_num_seqs: int = option(ENGINE.max_num_seqs, COUNT, Group.SCHEDULING, "most sequences that run at once")
     max_num_batched_tokens: int = option(
         ENGINE.max_num_batched_tokens, COUNT, Group.SCHEDULING, "the token budget: most tokens of one step",
-        shown="512 on a CPU, 2048 on a GPU",
+        shown="256 on a CPU, 2048 on a GPU",
     )  # fmt: skip
     max_tokens_per_prompt_chunk: int = option(
         ENGINE.max_tokens_per_prompt_chunk, COUNT, Group.SCHEDULING,

@@ -1,5 +1,6 @@
 """What a comparison with other engines makes of its runs, and what it knows of the machine meanwhile."""
 
+import json
 import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -49,6 +50,17 @@ def test_parts_measured_at_different_times_stand_in_one_file(tmp_path: Path) -> 
     Report(path).keep("start", [measured(("headrace", 2.0, 0.0))], 1)
     Report(path).keep("decode", [measured(("headrace", 3.0, 0.0))], 1)
     assert [measure["who"]["headrace"]["median"] for measure in Report(path).measures] == [3.0, 2.0]
+
+
+def test_a_part_that_was_measured_on_another_processor_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    Report(path).keep("decode", [measured(("headrace", 1.0, 0.0))], 1)
+    document = json.loads(path.read_text())
+    document["parts"]["decode"]["processor"] = "Abacus 3"
+    path.write_text(json.dumps(document))
+    report = Report(path)
+    report.keep("start", [measured(("headrace", 2.0, 0.0))], 1)
+    assert report._document()["notes"] == ["decode: measured on Abacus 3"]
 
 
 def test_a_peer_that_cannot_is_told_and_is_no_end(tmp_path: Path) -> None:

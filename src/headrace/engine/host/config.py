@@ -15,7 +15,7 @@ from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 AUTO_MAX_MODEL_LEN = -1
 """Take the longest sequence that the KV cache can hold, up to the model's own length."""
 
-CPU_TOKEN_BUDGET = 512
+CPU_TOKEN_BUDGET = 256
 GPU_TOKEN_BUDGET = 2048
 
 
@@ -56,7 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     """Tokens per KV block."""
     max_num_batched_tokens: int = 0
-    """The token budget of one step; 0 takes 512 on a CPU, where a larger step would hold up every stream, and 2048 on a
+    """The token budget of one step; 0 takes 256 on a CPU, where a larger step would hold up every stream, and 2048 on a
     GPU."""
     max_num_seqs: int = 64
     """Most sequences that run at once."""
