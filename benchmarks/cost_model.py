@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.gpu_fits.deviations import Deviations, learn
-from benchmarks.gpu_fits.first_token import FirstToken, fit_first_token
+from benchmarks.gpu_fits.first_token import TERMS, FirstToken, fit_first_token, quantities
 from benchmarks.gpu_fits.points import Point, read_decode_workers, read_points
 from benchmarks.gpu_fits.real_scheduler import differences
 from benchmarks.gpu_fits.replay import Replayed, replay
@@ -32,6 +32,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "cost-model.md"
 TPOT_CLIP, TTFT_CLIP = 0.3, 0.8
 """Residuals beyond count as if they were that: a run whose flags nobody knows must not speak for its neighbours."""
 _BEGIN, _END = "<!-- figures: written by benchmarks/cost_model.py -->", "<!-- end -->"
+MAX_POINTS = 350
+"""Of which variances are learned: whole runs."""
 NUM_ANCHORS = 2
 NUM_SPLITS = 40
 _RUNS_OF_DOUBT = 5
@@ -60,6 +62,10 @@ class Data:
     @property
     def physics_tpot(self) -> Array:
         return self.tpot @ np.exp(UNFITTED.shared) / 1e3
+
+    @property
+    def first_token_quantities(self) -> Array:
+        return quantities(self.points, self.physics_steps, self.physics_tpot, self.prompt_steps)
 
     @property
     def physics_steps(self) -> Array:
@@ -116,7 +122,7 @@ class Learned:
         return Belief(self.ttft, np.log(self._ttft(asked)), mean, covariance)
 
     def _ttft(self, data: Data) -> Array:
-        return self.first_token.predict(data.points, data.physics_steps, data.physics_tpot, data.prompt_steps)
+        return self.first_token.predict(data.points, data.first_token_quantities)
 
 
 @dataclass(frozen=True)
@@ -145,10 +151,11 @@ class Belief:
 
 
 def learned_from(known: Data) -> Learned:
-    tpot = learn(known.points, np.log(known.measured_tpot / known.physics_tpot), max_points=350)
-    first = fit_first_token(known.points, known.physics_steps, known.physics_tpot, known.prompt_steps)
-    found = first.predict(known.points, known.physics_steps, known.physics_tpot, known.prompt_steps)
-    return Learned(known, tpot, first, learn(known.points, np.log(known.measured_ttft / found), max_points=350))
+    tpot = learn(known.points, np.log(known.measured_tpot / known.physics_tpot), max_points=MAX_POINTS)
+    first = fit_first_token(known.points, known.first_token_quantities)
+    found = first.predict(known.points, known.first_token_quantities)
+    ttft = learn(known.points, np.log(known.measured_ttft / found), max_points=MAX_POINTS)
+    return Learned(known, tpot, first, ttft)
 
 
 # How well it predicts
@@ -273,7 +280,7 @@ def ship(data: Data, learned: Learned, quantiles: dict[str, float]) -> None:
     first = {
         name: dict(
             zip(
-                ("a_ms", "k", "s", "hp_ms"),
+                TERMS,
                 (float(f"{v:.4g}") for v in np.exp(learned.first_token.shared + logs)),
                 strict=True,
             )

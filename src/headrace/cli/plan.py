@@ -70,6 +70,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="only fleets that compute prompts where answers are, or only those that do not (default any)",
     )  # fmt: skip
     parser.add_argument(
+        "--one-device", action="store_true", help="compute prompts on the same devices as answers (default: on any)"
+    )
+    parser.add_argument(
         "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
     )
     parser.add_argument("--kv-cache-dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="(default bfloat16)")
@@ -100,6 +103,7 @@ def run(options: argparse.Namespace) -> int:
         max_replicas=options.max_replicas,
         is_aggregated=options.serving != "disaggregated",
         is_disaggregated=options.serving != "aggregated",
+        mixes_devices=not options.one_device,
     )
     precision = Precision(gemm=options.dtype, experts=options.dtype, kv=options.kv_cache_dtype)
     deployment = GpuDeployment(device=space.devices[0], model=options.model, precision=precision)
@@ -221,6 +225,7 @@ def _document(found: Plan, promise: Promise) -> dict[str, Any]:
 def _figures(one: Candidate) -> dict[str, Any]:
     prefill = one.setup.prefill
     apart = {} if prefill is None else {
+        "prefill_device": prefill.gpu.device,
         "prefill_tensor_parallel_size": prefill.gpu.tensor_parallel_size,
         "prefill_max_num_batched_tokens": prefill.scheduler.max_num_batched_tokens,
         "num_prefill_replicas": one.setup.num_prefill,
