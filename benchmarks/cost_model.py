@@ -20,6 +20,7 @@ from benchmarks.gpu_fits.deviations import Deviations, learn
 from benchmarks.gpu_fits.first_token import TERMS, FirstToken, fit_first_token, quantities
 from benchmarks.gpu_fits.points import Point, read_decode_workers, read_points
 from benchmarks.gpu_fits.real_scheduler import differences
+from benchmarks.gpu_fits.recipes import defaults, recipe
 from benchmarks.gpu_fits.replay import Replayed, replay
 from benchmarks.gpu_fits.tuning import UNFITTED, decode_size, folds, step_model, tpot_components
 from benchmarks.harness import RESULTS, Figure, Result, Target
@@ -35,6 +36,7 @@ _BEGIN, _END = "<!-- figures: written by benchmarks/cost_model.py -->", "<!-- en
 MAX_POINTS = 350
 """Of which variances are learned: whole runs."""
 NUM_ANCHORS = 2
+NUM_DEALS = 5
 NUM_SPLITS = 40
 _RUNS_OF_DOUBT = 5
 
@@ -75,15 +77,17 @@ class Data:
         return self.ttft @ factors / 1e3
 
 
-def load(folder: Path, cache: Path | None) -> tuple[Data, Counter[str]]:
+def load(folder: Path, cache: Path | None, *, knows_scripts: bool = True) -> tuple[Data, Counter[str]]:
     points, left_out = read_points(folder / "systems" / "silicon_sample.csv")
+    if cache is not None and not knows_scripts:
+        cache = cache.with_stem(cache.stem + "-defaults")
     if cache is not None and cache.exists():
         stored = np.load(cache)
         if list(stored["rows"]) == [point.row for point in points]:
             return Data(points, stored["tpot"], stored["ttft"], stored["prompt_steps"]), left_out
     replayed: list[Replayed] = []
     for index, point in enumerate(points):
-        replayed.append(replay(point, step_model(point)))
+        replayed.append(replay(point, step_model(point), recipe(point) if knows_scripts else defaults(point)))
         if index % 100 == 0:
             print(f"  replayed {index} of {len(points)}", flush=True)
     data = Data(
@@ -175,9 +179,10 @@ class Predicted:
     anchored_tpot: Array
 
 
-def held_out(data: Data, by: str) -> Predicted:
+def held_out(data: Data, by: str, *, seed: int = 0) -> Predicted:
+    """`seed`: how runs are dealt into folds."""
     columns = [np.full(len(data.points), np.nan) for _ in range(7)]
-    for mask in folds(data.points, by):
+    for mask in folds(data.points, by, seed=seed):
         known, asked = data.where(~mask), data.where(mask)
         learned = learned_from(known)
         tpot, ttft = learned.tpot_log(asked), learned.ttft_log(asked)
@@ -350,34 +355,22 @@ def main() -> None:
     alone = np.array([_decode_ms(point) for point in workers])
     measured = np.array([point.tpot_ms for point in workers])
     _figures(result, f"TPOT of {len(workers)} disaggregated decode workers, kernels alone", np.abs(alone / measured - 1))
-    targets: dict[str, tuple[float, float | None]] = {"run": (8, 25), "device": (10, None), "family": (10, None)}
-    by_run: Predicted | None = None
+    splits = [held_out(data, "run", seed=seed) for seed in range(NUM_DEALS)]
+    _by_run(result, data, splits)
+    by_run = splits[0]
     num_runs = len({point.run for point in data.points})
     quantiles: dict[str, float] = {}
-    for by, (median_limit, p90_limit) in targets.items():
-        predicted = held_out(data, by)
-        words = {"run": "split by run", "device": "a device never seen", "family": "a model family never seen"}[by]
-        found = errors(predicted.tpot, data.measured_tpot)
-        _figures(result, f"TPOT, {words}", found)
-        _target(result, f"TPOT, {words}: median within {median_limit} %", float(np.median(found)), median_limit)
-        if p90_limit is not None:
-            _target(result, f"TPOT, {words}: p90 within {p90_limit} %", float(np.quantile(found, 0.9)), p90_limit)
-        ttft = errors(predicted.ttft, data.measured_ttft)
-        _figures(result, f"TTFT, {words}", ttft)
+    for by, words in (("run", ""), ("device", "a device never seen"), ("family", "a model family never seen")):
+        predicted = by_run if by == "run" else held_out(data, by)
+        if words:
+            found = errors(predicted.tpot, data.measured_tpot)
+            _figures(result, f"TPOT, {words}", found)
+            _target(result, f"TPOT, {words}: median within 10 %", float(np.median(found)), 10)
+            _figures(result, f"TTFT, {words}", errors(predicted.ttft, data.measured_ttft))
         quantiles[f"tpot, {by}"] = _conformal(np.abs(predicted.tpot - np.log(data.measured_tpot)), num_units=num_runs)
         quantiles[f"ttft, {by}"] = _conformal(np.abs(predicted.ttft - np.log(data.measured_ttft)), num_units=num_runs)
-        if by == "run":
-            by_run = predicted
-            _target(result, "TTFT from the columns alone: median within 20 %", float(np.median(ttft)), 20)
-    assert by_run is not None
-    anchored = errors(by_run.anchored_ttft, data.measured_ttft)
-    _figures(result, f"TTFT, a deployment calibrated on {NUM_ANCHORS} of its points", anchored)
-    _target(result, "TTFT once calibrated on two own points: median within 12 %", float(np.median(anchored)), 12)
-    _figures(
-        result,
-        f"TPOT, a deployment calibrated on {NUM_ANCHORS} of its points",
-        errors(by_run.anchored_tpot, data.measured_tpot),
-    )
+    unknown = held_out(load(options.data, options.cache, knows_scripts=False)[0], "run")
+    _figures(result, "TTFT, split by run, engines with their defaults", errors(unknown.ttft, data.measured_ttft))
     for metric, log, deviation, measured in (
         ("TPOT", by_run.tpot, by_run.tpot_deviation, data.measured_tpot),
         ("TTFT", by_run.ttft, by_run.ttft_deviation, data.measured_ttft),
@@ -392,6 +385,10 @@ def main() -> None:
                 all(0.87 <= share <= 0.93 for share in shares.values()),
             )
         )  # fmt: skip
+    result.notes.append(
+        "the columns name model, GPU, engine, version, day and users; what the public benchmark's launch scripts say of "
+        "those (gpu_fits/recipes.py) is used where not stated otherwise"
+    )
     for reason, count in left_out.most_common():
         result.notes.append(f"left out: {count} rows, {reason}")
     result.save()
@@ -402,6 +399,25 @@ def main() -> None:
     path.write_text(json.dumps(document, indent=1) + "\n")
     _write_page(document)
     ship(data, learned_from(data), quantiles)
+
+
+def _by_run(result: Result, data: Data, splits: Sequence[Predicted]) -> None:
+    """Runs dealt into folds in several ways: which of them are together moves a median by as much as most changes of a
+    model do, so a target is for the mean over all."""
+    asked: list[tuple[str, Callable[[Predicted], Array], Array, float | None, float | None]] = [
+        ("TPOT, split by run", lambda one: one.tpot, data.measured_tpot, 8, 25),
+        ("TTFT from the columns alone, split by run", lambda one: one.ttft, data.measured_ttft, 20, None),
+        ("TTFT once calibrated on two own points", lambda one: one.anchored_ttft, data.measured_ttft, 12, None),
+        ("TPOT once calibrated on two own points", lambda one: one.anchored_tpot, data.measured_tpot, None, None),
+    ]
+    for words, of, measured, median_limit, p90_limit in asked:
+        found = [errors(of(one), measured) for one in splits]
+        for name, share, limit in (("median", 0.5, median_limit), ("p90", 0.9, p90_limit)):
+            values = tuple(100 * float(np.quantile(one, share)) for one in found)
+            result.figures.append(Figure(f"{words}: {name} error", "%", values))
+            if limit is not None:
+                mean = float(np.mean(values)) / 100
+                _target(result, f"{words}: {name} within {limit:g} %, mean of {len(values)} ways to deal", mean, limit)
 
 
 def _write_page(document: dict[str, Any]) -> None:

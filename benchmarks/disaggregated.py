@@ -1,18 +1,21 @@
-"""Measured disaggregated serving points beside pools in rehearsal: the real schedulers on both sides, the real router, KV
-over links.
+"""Measured disaggregated serving points beside pools in rehearsal: the real schedulers on both sides, the real router,
+KV over links.
 
-    python -m benchmarks.disaggregated DATA [--cache FILE]     DATA is aiconfigurator's folder with systems/silicon_sample.csv
+    python -m benchmarks.disaggregated DATA [--cache FILE]
 
-Needs scipy. Few of the public points say how many workers there were, of which layout. Each of those is rehearsed with the
-benchmark's own client: closed loops, lengths from 0.8 to 1 of the nominal ones, ten requests a user. Of those ten rounds as many
-are rehearsed as a point's share of the time allows, and the last stands for those after it; alike slices of a large fleet are
-rehearsed as one. With attention-DP each rank is a replica of its own here, and its steps take what they do when all ranks have
-as much. Steps take what kernels took, links what network cards can do; what a front end and a stream's first chunk add is fitted
-by backend, without the run that is predicted. Part of the points speculate without saying so (`docs/cost-model.md`), which shows
-as predictions that are too slow; they stay in.
+DATA is aiconfigurator's folder with systems/silicon_sample.csv.
+
+Needs scipy. Few of the public points say how many workers there were, of which layout. Each of those is rehearsed with
+the benchmark's own client: closed loops, lengths from 0.8 to 1 of the nominal ones, ten requests a user. Of those ten
+rounds as many are rehearsed as a point's share of the time allows, and the last stands for those after it; alike slices
+of a large fleet are rehearsed as one. With attention-DP each rank is a replica of its own here, and its steps take what
+they do when all ranks have as much. Steps take what kernels took, links what network cards can do; what a front end and
+a stream's first chunk add is fitted by backend, without the run that is predicted. Part of the points speculate without
+saying so (`docs/cost-model.md`), which shows as predictions that are too slow; they stay in.
 """
 
 import argparse
+import json
 import math
 import statistics
 import sys
@@ -181,6 +184,20 @@ def rehearse_all(points: Sequence[DisaggregatedPoint], minutes: float) -> tuple[
     return done, left_out
 
 
+def read_or_rehearse(
+    points: Sequence[DisaggregatedPoint], minutes: float, cache: Path | None
+) -> tuple[list[Rehearsed], Counter[str]]:
+    if cache is not None and cache.exists():
+        stored = json.loads(cache.read_text())
+        by_row = {point.decode.row: point for point in points}
+        return [Rehearsed(by_row[row], tpot, ttft) for row, tpot, ttft in stored["done"]], Counter(stored["left_out"])
+    done, left_out = rehearse_all(points, minutes)
+    if cache is not None:
+        rows = [(one.point.decode.row, one.tpot_ms, one.ttft_ms) for one in done]
+        cache.write_text(json.dumps({"done": rows, "left_out": left_out}))
+    return done, left_out
+
+
 def _work(part: Slice, point: DisaggregatedPoint) -> int:
     return part.num_users * part.num_waves * point.decode.osl
 
@@ -213,11 +230,14 @@ def _columns(done: Sequence[Rehearsed]) -> tuple[list[str], Any, Any, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--minutes", type=float, default=8.0, help="of one processor's time; what it is too short for is told")
+    parser.add_argument("--cache", type=Path, help="where rehearsals are kept, for another look at what is fitted")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="of one processor's time; what it is too short for is told"
+    )
     options = parser.parse_args()
     points, left_out = read_disaggregated(options.data / "systems" / "silicon_sample.csv")
     sys.argv[1] = "DATA"  # the result's command names no folder of this machine
-    done, not_done = rehearse_all(points, options.minutes)
+    done, not_done = read_or_rehearse(points, options.minutes, options.cache)
     left_out += not_done
     result = Result(
         "disaggregated",

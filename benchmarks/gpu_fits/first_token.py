@@ -2,10 +2,10 @@
 
     TTFT = a + k TPOT + s (replayed wait and prompts) + hp (steps with prompts x operations) + u (prompt's tokens)
 
-`a` is what every request costs on its way in and its first token on its way out, `k` the steps by which a token is seen later
-than it is computed (a step in flight when the request comes, one more where results are read while the next step runs), `hp`
-launching the operations of a step that is not replayed from a graph, and `u` reading and tokenising a prompt, which is done
-before it can wait.
+`a` is what every request costs on its way in and its first token on its way out, `k` the steps by which a token is seen
+later than it is computed (a step in flight when the request comes, one more where results are read while the next step
+runs), `hp` launching the operations of a step that is not replayed from a graph, and `u` reading and tokenising a
+prompt, which is done before it can wait.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ def group(point: Point) -> str:
 
 
 def num_operations(shape: ModelShape) -> int:
-    """Kernels of one step with prompts, near enough: norms, projections, rotation, cache and attention; an MLP's three; around
-    experts the router, sorting, two products and what puts them together; latent attention's compressions and their norms; a
-    sparse indexer; a linear attention's convolution, gates and state."""
+    """Kernels of one step with prompts, near enough: norms, projections, rotation, cache and attention; an MLP's three;
+    around experts the router, sorting, two products and what puts them together; latent attention's compressions and
+    their norms; a sparse indexer; a linear attention's convolution, gates and state."""
     total = 0
     for group in shape.layers:
         attention = group.attention

@@ -2,9 +2,10 @@
 
     TTFT = a + k TPOT + s (rehearsed)
 
-`a` is what two front ends, the router between them and a transfer's set-up cost each request; `k` the tokens that a stream's
-first chunk waits for. Launch scripts of the public benchmark give such fleets stream intervals of ten to a hundred tokens, and a
-replica that begins with another's KV has no first step of its own after which something would go out at once.
+`a` is what two front ends, the router between them and a transfer's set-up cost each request; `k` the tokens that a
+stream's first chunk waits for. Launch scripts of the public benchmark give such fleets stream intervals of ten to a
+hundred tokens, and a replica that begins with another's KV has no first step of its own after which something would go
+out at once.
 """
 
 from collections.abc import Sequence

@@ -21,8 +21,8 @@ class Recipe:
     """Most tokens of a step with prompts (`max_num_batched_tokens`, `max_num_tokens`, `chunked_prefill_size`)."""
     max_num_seqs: int = _MANY
     steps_between_looks: int = 1
-    """Decode steps from one look for new requests to the next (SGLang's `scheduler_recv_interval`); after a step with prompts
-    it looks at once."""
+    """Decode steps from one look for new requests to the next (SGLang's `scheduler_recv_interval`); after a step with
+    prompts it looks at once."""
     max_wait_steps: int = 0
     """Decode steps that prompts wait at most for others (TensorRT-LLM's `batch_wait_timeout_iters`, or what balancing its
     attention ranks comes to)."""
@@ -39,6 +39,11 @@ class Recipe:
 def recipe(point: Point) -> Recipe:
     """Raises KeyError for a backend that is not known."""
     return {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}[point.backend](point)
+
+
+def defaults(point: Point) -> Recipe:
+    """What is known of it without its launch script."""
+    return recipe(replace(point, is_public_client=False))
 
 
 def _vllm(point: Point) -> Recipe:
@@ -70,7 +75,11 @@ def _sglang(point: Point) -> Recipe:
             )  # fmt: skip
         case "deepseek", _:
             return Recipe(
-                memory=0.82, reserved_bytes=0.0, token_budget=32_768, max_num_seqs=max(128, point.concurrency), steps_between_looks=relaxed
+                memory=0.82,
+                reserved_bytes=0.0,
+                token_budget=32_768,
+                max_num_seqs=max(128, point.concurrency),
+                steps_between_looks=relaxed,
             )
         case "glm", _ if is_hopper:
             return Recipe(memory=0.85, reserved_bytes=0.0, token_budget=8192, requests_per_user=5)
@@ -86,7 +95,11 @@ def _sglang(point: Point) -> Recipe:
             return Recipe(memory=0.85, reserved_bytes=0.0, token_budget=32_768, steps_between_looks=30)
         case "qwen3.5", _:
             return Recipe(
-                memory=0.82, reserved_bytes=0.0, token_budget=32_768, max_num_seqs=max(128, point.concurrency), steps_between_looks=relaxed
+                memory=0.82,
+                reserved_bytes=0.0,
+                token_budget=32_768,
+                max_num_seqs=max(128, point.concurrency),
+                steps_between_looks=relaxed,
             )
     return base
 
@@ -112,8 +125,8 @@ def _trtllm(point: Point) -> Recipe:
 
 
 def _balancing_steps(point: Point, timeout: int) -> int:
-    """Steps that a prompt waits on average until every attention rank has one, or the first has waited `timeout` of them. Who
-    comes while another waits waits for the rest of that time."""
+    """Steps that a prompt waits on average until every attention rank has one, or the first has waited `timeout` of
+    them. Who comes while another waits waits for the rest of that time."""
     ranks = point.parallel.data_parallel_size
     if ranks == 1:
         return 0

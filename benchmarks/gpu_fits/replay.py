@@ -219,9 +219,10 @@ class _Engine:
         return ended
 
 
-def replay(point: Point, model: GpuStepModel) -> Replayed:
-    """One attention rank with its share of the users; in attention-DP the others do alike."""
-    started = recipe(point)
+def replay(point: Point, model: GpuStepModel, started: Recipe | None = None) -> Replayed:
+    """One attention rank with its share of the users; in attention-DP the others do alike. `started`: how, if not as its
+    launch script says."""
+    started = started or recipe(point)
     users = max(1, math.ceil(point.concurrency / point.parallel.data_parallel_size))
     draws = iter(lengths(point, users * started.requests_per_user))
     engine = _Engine(point, model, started)

@@ -9,7 +9,6 @@ import msgspec
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 
-
 FRONT_END_TIMES = ("request_us", "prompt_token_us", "chunk_us", "latency_us")
 """Of `FrontEndCost`, what is a time."""
 
@@ -66,8 +65,8 @@ class FrontEnd:
         return Nanos(round(self._busy_until + cost.latency_us * 1e3))
 
     def delay_of_run(self, first: int) -> int | None:
-        """How much later than they are computed all tokens are seen from the moment `first` on, while nobody else comes; None
-        where it is not the same for all of them."""
+        """How much later than they are computed all tokens are seen from the moment `first` on, while nobody else comes;
+        None where it is not the same for all of them."""
         if self._cost.chunk_us or self._busy_until > first:
             return None
         return round(self._cost.latency_us * 1e3)

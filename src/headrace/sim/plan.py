@@ -394,8 +394,8 @@ class _Search:
         )  # fmt: skip
 
     def _try_pair(self, least: Setup) -> None:
-        """First the fewest in the ratio in which the workload needs them; then every other ratio in which as many as could be
-        cheaper may keep the promise; at last one fewer of either than any closed number says."""
+        """First the fewest in the ratio in which the workload needs them; then every other ratio in which as many as
+        could be cheaper may keep the promise; at last one fewer of either than any closed number says."""
         prefill, decode = least.prefill, least.shape
         assert prefill is not None
         needs_prefill, needs_decode = self._needs(prefill, decode)

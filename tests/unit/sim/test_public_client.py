@@ -1,4 +1,4 @@
-"""How measured deployments were started is known, and the replay of their client does what engines that were started so do."""
+"""How measured deployments were started is known, and the replay does what engines that were started so do."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def model_of(point: Point) -> GpuStepModel:
 
 def ttft_ms(monkeypatch: pytest.MonkeyPatch, started: Recipe, point: Point = POINT) -> float:
     monkeypatch.setattr("benchmarks.gpu_fits.replay.recipe", lambda point: started)
-    return float(_time(replay(point, model_of(point)).ttft))
+    return _time(replay(point, model_of(point)).ttft.tolist())
 
 
 def _time(components: Sequence[float]) -> float:

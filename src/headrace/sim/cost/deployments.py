@@ -69,9 +69,7 @@ def front_end_of(backend: str, architecture: str) -> FrontEndCost | None:
     found = _document().first_token.get(f"{backend}|{architecture}|public client")
     if found is None:
         return None
-    return FrontEndCost(
-        latency_us=found.a_ms * 1e3, prompt_token_us=found.u_ms * 1e3, first_chunk_tokens=1 + round(found.k)
-    )
+    return FrontEndCost(latency_us=found.a_ms * 1e3, prompt_token_us=found.u_ms * 1e3, first_chunk_tokens=1 + round(found.k))
 
 
 _LABELS = {"bfloat16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
