@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,3 +174,16 @@ def test_prompts_may_be_computed_on_other_devices_than_answers_where_that_is_wan
 def test_pairs_beyond_the_cheapest_by_closed_numbers_are_told() -> None:
     found = apart(tensor_parallel_sizes=(1, 2), max_pairs=1, max_replicas=4)
     assert "by closed numbers 1 other pairs are cheaper" in found.left_out.values() or found.best is not None
+
+
+def test_a_planned_fleet_that_resembles_a_backend_has_its_front_end() -> None:
+    gpu = GpuDeployment(device="h100_sxm", model="llama-3.1-8b")
+    space = dataclasses.replace(SPACE, devices=("h100_sxm",), tensor_parallel_sizes=(1,), is_disaggregated=False)
+    promise = Promise(slo_ms={"ttft": 2_000.0, "tpot": 40.0})
+    alone, like = (
+        plan(workload(), msgspec.structs.replace(gpu, backend=backend), promise, space, PRICES).best
+        for backend in ("", "vllm")
+    )
+    assert alone is not None and like is not None
+    of_alone, of_like = (one.summary.distributions["ttft"].mean for one in (alone, like))
+    assert of_like > of_alone + like.shape.gpu.front_end.latency_us / 1e3

@@ -73,6 +73,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--one-device", action="store_true", help="compute prompts on the same devices as answers (default: on any)"
     )
     parser.add_argument(
+        "--backend", choices=("vllm", "sglang", "trtllm"), default="",
+        help="whose measured deployments to resemble: how far their steps are from the kernels, and what stands before a "
+        "first token (default: kernels alone)",
+    )  # fmt: skip
+    parser.add_argument(
         "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
     )
     parser.add_argument("--kv-cache-dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="(default bfloat16)")
@@ -106,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
         mixes_devices=not options.one_device,
     )
     precision = Precision(gemm=options.dtype, experts=options.dtype, kv=options.kv_cache_dtype)
-    deployment = GpuDeployment(device=space.devices[0], model=options.model, precision=precision)
+    deployment = GpuDeployment(device=space.devices[0], model=options.model, precision=precision, backend=options.backend)
     found = _search(workload, deployment, promise, space, prices, console)
     _show(console, found, workload, promise)
     if options.result is not None:
