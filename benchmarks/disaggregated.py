@@ -236,7 +236,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     points, left_out = read_disaggregated(options.data / "systems" / "silicon_sample.csv")
-    sys.argv[1] = "DATA"  # the result's command names no folder of this machine
+    sys.argv[1:] = ["DATA", f"--minutes {options.minutes:g}"]  # the result's command names no folder of this machine
     done, not_done = read_or_rehearse(points, options.minutes, options.cache)
     left_out += not_done
     result = Result(
