@@ -103,9 +103,7 @@ def marks_of(format_name: str) -> tuple[str, ...]:
     """What models of this format have as control tokens: whatever stands in brackets."""
     parser = FORMATS[format_name].parser
     marks = dict.fromkeys((*parser.markers, *parser.shown_tokens))
-    return tuple(
-        mark for mark in marks if mark[0] + mark.rstrip()[-1] in ("<>", "[]", "][") and not mark.endswith("=")
-    )
+    return tuple(mark for mark in marks if mark[0] + mark.rstrip()[-1] in ("<>", "[]", "][") and not mark.endswith("="))
 
 
 def form_of(spelling: str, use: ToolUse) -> StructuredOutput:

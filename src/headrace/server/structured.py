@@ -94,17 +94,15 @@ def _kind_and_text(name: str, asked: StructuredOutputs) -> tuple[OutputKind, str
 def _is_given(value: Any) -> bool:
     """What is null, or a switch that is off, asks for nothing."""
     if isinstance(value, Unread):
-        return memoryview(value) not in (b"", b"null")
+        return bytes(value) not in (b"", b"null")
     return value is not None and value is not False
 
 
 def _as_sent(value: Unread, field: str) -> str:
     """A JSON value as its client wrote it, unread; of a string, the JSON text that it holds."""
-    raw = memoryview(value)
+    raw = bytes(value)
     try:
-        if raw[:1] == b'"':
-            return msgspec.json.decode(raw, type=str)
-        return str(raw, "utf-8")
+        return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{field} is not valid JSON: {error}", param=field, code="invalid_json") from None
 

@@ -81,7 +81,15 @@ def test_answers_of_one_form_do_not_hear_of_one_another(backend: GrammarBackend)
     """Many begin alike, some at the same time, and each is allowed what it would be allowed alone."""
     wanted = form(OutputKind.JSON_SCHEMA, PERSON)
     shared = backend.compile(wanted)
-    answers = ['{"name": "Ada"}', '{"name":"Ada", "age": 15', '{ "name": "A', '{\n', '\n{"name"', "x", '{"name": "Ada", "age": 9}']
+    answers = [
+        '{"name": "Ada"}',
+        '{"name":"Ada", "age": 15',
+        '{ "name": "A',
+        "{\n",
+        '\n{"name"',
+        "x",
+        '{"name": "Ada", "age": 9}',
+    ]
     together = [shared.matcher() for _ in answers]
     alone = [backend.compile(wanted).matcher() for _ in answers]
     texts = [LongTokenizer().encode(answer) for answer in answers]

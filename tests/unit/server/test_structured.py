@@ -143,8 +143,10 @@ def test_completions_take_the_same_fields_for_every_prompt() -> None:
         ({"response_format": {"type": "json_object", "shema": {}}}, "response_format.shema"),
         (options(), "structured_outputs"),
         (options(json=None), "structured_outputs"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
-         "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+            "response_format.json_schema.schema",
+        ),
         (options(json_object=False), "structured_outputs"),
         (options(json={}, regex="a"), "structured_outputs"),
         (options(choice=[]), "structured_outputs.choice"),

@@ -3,16 +3,17 @@
 Knows llguidance's interface and where it would not enforce what it is given. Does not know requests or sampling.
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.gbnf import gbnf_to_lark, is_gbnf
-from headrace.engine.grammar.json_schema import schema_for_llguidance
+from headrace.engine.grammar.json_schema import schemas_for_llguidance
 from headrace.engine.grammar.protocol import BITS_PER_WORD, TokenMask, Vocabulary
 from headrace.engine.grammar.structural_tag import structural_tag_to_lark
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
@@ -42,7 +43,14 @@ class LlguidanceBackend:
         self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=8000)
 
     def compile(self, wanted: StructuredOutput) -> "LlguidanceForm":
-        matcher = LLMatcher(self._tokenizer, self._grammar(wanted), log_level=_SILENT, limits=self._limits)
+        *others, last = self._grammars(wanted)
+        for grammar in others:
+            with contextlib.suppress(InvalidRequestError):
+                return self._compile(grammar, wanted)
+        return self._compile(last, wanted)
+
+    def _compile(self, grammar: str, wanted: StructuredOutput) -> "LlguidanceForm":
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=self._limits)
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
         return LlguidanceForm(matcher, self._first_mask(matcher, wanted), self._eos_token_ids)
@@ -64,19 +72,21 @@ class LlguidanceBackend:
         if first is not None and not beginning.accept(first) and (problem := beginning.failure()):
             raise _refusal(wanted, problem)
 
-    def _grammar(self, wanted: StructuredOutput) -> str:
+    def _grammars(self, wanted: StructuredOutput) -> Iterator[str]:
+        """All with one meaning. What the last one is refused for is what is wrong."""
         match wanted.kind:
             case OutputKind.JSON_SCHEMA:
-                return f'{{"grammars":[{{"json_schema":{schema_for_llguidance(wanted)}}}]}}'
+                for schema in schemas_for_llguidance(wanted):
+                    yield f'{{"grammars":[{{"json_schema":{schema}}}]}}'
             case OutputKind.REGEX:
-                return LLMatcher.grammar_from_regex(wanted.text)
+                yield LLMatcher.grammar_from_regex(wanted.text)
             case OutputKind.CHOICE:
-                return LLMatcher.grammar_from_lark(_choice(json.loads(wanted.text)))
+                yield LLMatcher.grammar_from_lark(_choice(json.loads(wanted.text)))
             case OutputKind.GRAMMAR:
                 text = gbnf_to_lark(wanted.text, wanted.field) if is_gbnf(wanted.text) else wanted.text
-                return LLMatcher.grammar_from_lark(text)
+                yield LLMatcher.grammar_from_lark(text)
             case OutputKind.STRUCTURAL_TAG:
-                return LLMatcher.grammar_from_lark(structural_tag_to_lark(wanted, self._control_tokens))
+                yield LLMatcher.grammar_from_lark(structural_tag_to_lark(wanted, self._control_tokens))
 
 
 class LlguidanceForm:

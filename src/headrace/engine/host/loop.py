@@ -297,9 +297,7 @@ class EngineLoop:
         else:
             self._num_unfinished[request.request_id] = request.num_sequences
 
-    def _give_up(
-        self, request_id: RequestId, now: Nanos, updates: list[RequestUpdate], sample_index: int | None
-    ) -> None:
+    def _give_up(self, request_id: RequestId, now: Nanos, updates: list[RequestUpdate], sample_index: int | None) -> None:
         """A request that still waits for its form waits on for those of its continuations that are wanted."""
         if request_id not in self._awaiting_form:
             self._abort(request_id, now, updates, sample_index)

@@ -84,11 +84,9 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> tuple[str | None,
     path = folder / "chat_template.jinja"
     if path.is_file():
         return _read_text(path), str(path)
-    path = folder / "chat_template.json"
-    own = _read_json(path)
-    if "chat_template" not in own:
-        path, own = folder / "tokenizer_config.json", config
-    template = own.get("chat_template")
+    path, template = folder / "chat_template.json", _read_json(folder / "chat_template.json").get("chat_template")
+    if template is None:
+        path, template = folder / "tokenizer_config.json", config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")

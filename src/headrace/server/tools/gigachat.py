@@ -1,5 +1,5 @@
-"""GigaChat 3: one call to an answer, behind a mark in 3.1, and in 3.0 as a message of a role of its own, which the end of the
-assistant's message precedes, be that empty.
+"""GigaChat 3: one call to an answer, behind a mark in 3.1, and in 3.0 as a message of a role of its own. The end of the
+assistant's message stands before it, be that message empty.
 
 <|function_call|>{"name": "turn_wheel", "arguments": {"rpm": 3}}
 
