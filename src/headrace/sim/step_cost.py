@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from headrace.base.clock import Nanos
+from headrace.base.clock import Clock, Nanos
+from headrace.base.errors import ConfigurationError
 from headrace.base.ids import SequenceId, StepId
 from headrace.engine.mind.step import ScheduledSequence, StepPlan
 
@@ -32,10 +33,14 @@ class LinearStepCost:
     per_token_ns: int = 1_000_000
     per_context_token_ns: int = 200
 
+    def __post_init__(self) -> None:
+        if self.fixed_ns < 1 or self.per_token_ns < 0 or self.per_context_token_ns < 0:
+            raise ConfigurationError("a step's cost needs fixed_ns of at least 1 and nothing negative")
+
     def at_speed(self, speed: float) -> "LinearStepCost":
         """On a machine so many times as fast."""
         return LinearStepCost(
-            fixed_ns=round(self.fixed_ns / speed),
+            fixed_ns=max(1, round(self.fixed_ns / speed)),
             per_token_ns=round(self.per_token_ns / speed),
             per_context_token_ns=round(self.per_context_token_ns / speed),
         )
@@ -77,6 +82,19 @@ class SlowedStepCost:
         durations = decode_run_durations(self._cost, starts, num_steps)
         percent = self.slowdown_percent
         return durations if percent == 100 else [duration * percent // 100 for duration in durations]
+
+
+@dataclass(frozen=True, slots=True)
+class DriftingStepCost:
+    """Another cost, on a machine whose speed changes: a neighbour comes or goes, a clock falls."""
+
+    cost: StepCost
+    clock: Clock
+    speed_at: Callable[[Nanos], float]
+    """2: half of the other cost's durations, for a step that is submitted at this moment."""
+
+    def __call__(self, plan: StepPlan) -> Nanos:
+        return Nanos(max(1, round(self.cost(plan) / self.speed_at(self.clock.now()))))
 
 
 def decode_run_durations(cost: StepCost, starts: Sequence[int], num_steps: int) -> Sequence[int]:
