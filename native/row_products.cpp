@@ -38,6 +38,7 @@ RowProducts::Preparation RowProducts::preparation(const Matrix& x, const Norm& n
     Preparation how{};
     how.norm = norm;
     how.int8 = weight.has_blocks || (other && other->has_blocks);
+    how.meet_minima = weight.has_minima || (other && other->has_minima);
     how.whole_int8 = weight.has_bytes || (other && other->has_bytes);
     how.pairs = halves && bf16 && kernels_.has_bf16_products;
     how.floats = weight.has_floats || (other && other->has_floats) || (halves && !how.pairs);
@@ -63,6 +64,7 @@ Activations RowProducts::Preparation::laid_out(uint8_t* memory) const {
     };
     const size_t blocks = num_rows * size_t(num_blocks), numbers = num_rows * size_t(padded);
     Activations a{};
+    a.meet_minima = meet_minima;
     if (int8) {
         a.int8 = (int8_t*)next(blocks * kBlock);
         a.scales = (float*)next(blocks * 4);

@@ -17,8 +17,6 @@
 namespace headrace {
 namespace HEADRACE_ISA {
 
-constexpr int kFewestTileRows = 9;  // fewer of a group are done without tiles: their operands cost as much as sixteen's
-
 // The integers of a tile of blocks, signed, and what they are multiples of; unpacked once for many groups.
 struct UnpackedColumns {
     int8_t* values;  // [num_blocks][8][16][4]
@@ -107,17 +105,25 @@ static void tile_of_blocks(const UnpackedColumns& columns, const Activations& x,
         a += !kInHalves ? num_rows * kBlock : kTile == 1 ? num_rows * kBlock - kPart : kPart;
         w += kPart * 16;
     };
-    const auto integer = [&](int which, int r) INLINE_LAMBDA { return to_float({_mm512_load_si512(integers[which] + r * 16)}); };
+    // While tiles are in use a processor multiplies and converts sixteen lanes on one of its ports only, and adds on two. So three of
+    // four integers become numbers by additions: of the bits of 1.5 * 2^23, whose last is worth one, and of its negative.
+    const auto number = [&](int which, int r) INLINE_LAMBDA {
+        const __m512i stored = _mm512_load_si512(integers[which] + r * 16);
+        if (r % 4 == 3) return to_float({stored});
+        const __m512i shifted = _mm512_add_epi32(stored, _mm512_set1_epi32(0x4B400000));
+        return F{_mm512_sub_ps(_mm512_castsi512_ps(shifted), _mm512_set1_ps(12582912.0f))};
+    };
     const auto add = [&](int which) INLINE_LAMBDA {
         const F d = load(scales);
         const F other = kSums == Sums::PLAIN ? zero() : load(others);
         UNROLL for (int r = 0; r < kMaxGroup; ++r) {
             if constexpr (kInHalves) {
-                total[r] = fma(fma(integer(1, r), other, integer(0, r) * d), set1(rows.scales[r]), total[r]);
+                total[r] = fma(fma(number(1, r), other, number(0, r) * d), set1(rows.scales[r]), total[r]);
             } else {
-                total[r] = fma(integer(which, r), d * set1(rows.scales[r]), total[r]);
+                total[r] = fma(number(which, r), d * set1(rows.scales[r]), total[r]);
                 if constexpr (kSums == Sums::MINIMA) total[r] = fma(other, set1(rows.scaled_sums[r]), total[r]);
             }
+            asm volatile("" : "+v"(total[r].v));  // row by row: both kinds of work are then at hand
         }
         rows.advance(num_rows);
         scales += 16;
