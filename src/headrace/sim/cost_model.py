@@ -4,6 +4,7 @@ The one door to `sim/cost/`: reads what `headrace calibrate` wrote or a person d
 Refuses steps beyond what was fitted, unless it is told to extrapolate; knows how far its numbers may be off.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -139,6 +140,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         given = [name for name in ("cost", "steps", "gpu") if getattr(self, name)]
         if len(given) > 1:
             raise ConfigurationError(f"an engine's steps have one cost, not {' and '.join(given)}: leave out all but one")
+        if not self.speed_spread >= 0:
+            raise ConfigurationError(f"speed_spread must not be negative, not {self.speed_spread:g}")
+        self._stated_cost()  # raises where it is none
 
     def step_cost(self, *, speed: float = 1.0) -> StepCost:
         """`speed` 1.1: a machine 10 % faster than the fitted one."""
@@ -146,11 +150,15 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return ModelledStepCost(self.gpu.step_us(), None, speed)
         if self.steps is not None:
             return ModelledStepCost(self.steps.step_us, None if self.extrapolate else self.fitted, speed)
-        try:
-            linear = LinearStepCost(**self.cost)
-        except TypeError as error:
-            raise ConfigurationError(f"[cost] {error}") from None
-        return linear.at_speed(speed)
+        return self._stated_cost().at_speed(speed)
+
+    def _stated_cost(self) -> LinearStepCost:
+        known = [field.name for field in dataclasses.fields(LinearStepCost)]
+        for name in self.cost:
+            if name not in known:
+                hint = nearest(name, known)
+                raise ConfigurationError(f"there is no key {name!r} in [cost]{hint} (known: {', '.join(known)})")
+        return LinearStepCost(**self.cost)
 
     @property
     def speeds_90(self) -> tuple[float, float]:

@@ -68,6 +68,11 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     launch_us_per_layer: float = 50.0
     """In steps with prompts: those are not replayed from a captured graph."""
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"tuning: {name} must not be negative, not {getattr(self, name):g}")
+
 
 _ONE_GPU, _PLAIN, _AS_MEASURED = ParallelSpec(), Precision(), Tuning()
 
