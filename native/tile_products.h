@@ -177,6 +177,9 @@ static void sum_steps(const uint8_t* columns, const uint8_t* rows, int num_rows,
     if constexpr (N > 2) tile_zero<2>();
     if constexpr (N > 3) tile_zero<3>();
     for (int step = 0; step < num_steps; ++step) {
+        if constexpr (N == 1) {
+            UNROLL for (int i = 0; i < 1024; i += 64) prefetch(columns + kFewRowsPrefetchBytes + i);
+        }
         tile_load<kColumns>(columns, 64);
         const auto add = [&](auto group) INLINE_LAMBDA {
             tile_load<kRows>(rows + apart * group.value, 64);
