@@ -76,6 +76,10 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     backend: str = ""
     """vllm, sglang or trtllm: whose measured deployments to resemble; empty for the kernels alone."""
 
+    def __post_init__(self) -> None:
+        if not self.model and self.shape is None:
+            raise ConfigurationError(f"gpu needs a model (known: {', '.join(_known_configs())}), or a shape")
+
     def step_model(self) -> GpuStepModel:
         """Raises ConfigurationError where a name is not known or a curve was not measured."""
         return GpuStepModel(

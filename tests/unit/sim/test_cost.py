@@ -195,8 +195,10 @@ def test_an_engine_is_read_from_either_form_of_file() -> None:
     [
         ({"cots": {}}, "unknown field `cots`"),
         ({"cost": {"fixed": 1}}, "fixed"),
-        ({"cost": {"fixed_ns": 1}, "gpu": {"device": "h100_sxm"}}, "cost and gpu"),
-        ({"gpu": {"device": "h100_sxm", "precision": {"kv": "int8"}}}, "kv must be bfloat16 or fp8"),
+        ({"cost": {"fixed_ns": 1}, "gpu": {"device": "h100_sxm", "model": "qwen3-8b"}}, "cost and gpu"),
+        ({"gpu": {"device": "h100_sxm"}}, "gpu needs a model"),
+        ({"gpu": {"device": "h100_sxm", "model": "qwen3-8b", "tensor_parallel_size": 3}}, "must divide the model's 32 att"),
+        ({"gpu": {"device": "h100_sxm", "model": "qwen3-8b", "precision": {"kv": "int8"}}}, "kv must be bfloat16 or fp8"),
     ],
 )
 def test_a_file_that_says_nothing_sensible_is_refused(document: dict[str, object], message: str) -> None:

@@ -457,6 +457,12 @@ class GpuStepModel:
             raise ConfigurationError(
                 f"pipeline_parallel_size ({parallel.pipeline_parallel_size}) exceeds the {shape.num_layers} layers"
             )
+        for attention in self._attentions:
+            if not isinstance(attention, LinearAttention) and attention.num_heads % parallel.tensor_parallel_size:
+                raise ConfigurationError(
+                    f"tensor_parallel_size ({parallel.tensor_parallel_size}) must divide the model's {attention.num_heads} "
+                    "attention heads"
+                )
         needed = [(curves.gemm, "bfloat16", "products"), (curves.gemm, precision.gemm, "products")]
         for group in shape.layers:
             if isinstance(group.attention, LatentAttention):
