@@ -16,7 +16,17 @@ from headrace.measure.workload.lengths import Fixed
 from headrace.measure.workload.prompts import at, random_requests
 from headrace.measure.workload.request import TextPrompt, Workload, WorkloadRequest
 from headrace.sim.cost_model import GpuDeployment
-from headrace.sim.plan import Plan, Promise, Space, known_prices, longest, plan, read_prices, rehearse
+from headrace.sim.plan import (
+    ExpertLayout,
+    Plan,
+    Promise,
+    Space,
+    known_prices,
+    longest,
+    plan,
+    read_prices,
+    rehearse,
+)  # fmt: skip
 from headrace.sim.rate_match import Demand, answer_s, prompt_s
 
 SPACE = Space(
@@ -80,6 +90,14 @@ def test_prices_are_of_known_devices_and_above_nothing() -> None:
         read_prices(b"h100_smx = 3.0")
     with pytest.raises(ConfigurationError, match="must be above 0"):
         read_prices(b"h100_sxm = 0")
+    with pytest.raises(ConfigurationError, match="it has no prices"):
+        read_prices(b"")
+
+
+def test_gpus_that_cannot_share_the_heads_evenly_are_left_out_and_told() -> None:
+    found = planned(space=dataclasses.replace(SPACE, tensor_parallel_sizes=(3,)))
+    assert not found.candidates
+    assert all("must divide the model's 32 attention heads" in why for why in found.left_out.values())
 
 
 def test_the_command_tells_the_fleet_and_what_binds_and_draws_the_frontier(
@@ -187,3 +205,15 @@ def test_a_planned_fleet_that_resembles_a_backend_has_its_front_end() -> None:
     assert alone is not None and like is not None
     of_alone, of_like = (one.summary.distributions["ttft"].mean for one in (alone, like))
     assert of_like > of_alone + like.shape.gpu.front_end.latency_us / 1e3
+
+
+def test_of_a_model_with_experts_layouts_with_whole_experts_are_searched_too() -> None:
+    space = dataclasses.replace(SPACE, devices=("h100_sxm",), tensor_parallel_sizes=(8,), max_replicas=4)
+    both = planned("qwen3-235b-a22b", space=space, ttft=2_000.0)
+    layouts = {one.shape.layout for one in both.candidates} | set(both.left_out)
+    assert {"h100_sxm x8", "h100_sxm x8 EP8"} <= layouts
+    only = planned(
+        "qwen3-235b-a22b", ttft=2_000.0,
+        space=dataclasses.replace(space, expert_layouts=(ExpertLayout.EXPERT,)),
+    )  # fmt: skip
+    assert {one.shape.layout for one in only.candidates} == {"h100_sxm x8 EP8"}

@@ -4,6 +4,7 @@ Composes the search and prints; decides nothing.
 """
 
 import argparse
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from headrace.base.errors import ConfigurationError
+from headrace.cli.garbage import collector_at_rest
 from headrace.cli.output_files import output_file, write_output
 from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console
-from headrace.cli.workload_files import read_workload_file
+from headrace.cli.workload_files import read_workload_to_do
 from headrace.measure.report.goodput import parse_objectives
 from headrace.measure.report.pareto_plot import ParetoPoint, pareto_svg
 from headrace.measure.workload.request import Workload
 from headrace.router.mind.profile import POLICIES
 from headrace.sim.cost.gpu import Precision
 from headrace.sim.cost_model import EngineModel, GpuDeployment, known_shape
-from headrace.sim.plan import Candidate, Plan, Promise, Space, known_prices, plan, read_prices, rehearse
+from headrace.sim.plan import Candidate, ExpertLayout, Plan, Promise, Space, known_prices, plan, read_prices, rehearse
 from headrace.specs.device import device
 
 _SHOWN_ROWS = 8
@@ -78,6 +80,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "first token (default: kernels alone)",
     )  # fmt: skip
     parser.add_argument(
+        "--expert-layouts", nargs="+", choices=list(ExpertLayout), default=list(ExpertLayout), type=ExpertLayout,
+        help="of a model with experts: tensor: each GPU of a replica has a part of every expert; expert: each has "
+        "whole ones (default both)",
+    )  # fmt: skip
+    parser.add_argument(
         "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
     )
     parser.add_argument("--kv-cache-dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="(default bfloat16)")
@@ -96,10 +103,13 @@ def run(options: argparse.Namespace) -> int:
     prices = _read_prices(options.prices)
     for name in options.devices or ():
         device(name)  # raises where there is none of this name: one without a price is only left out
-    workload = read_workload_file(options.workload)
+    workload = read_workload_to_do(options.workload)
     if not 0 < options.share <= 1:
         raise ConfigurationError(f"--share is a share of requests, above 0 and at most 1, not {options.share:g}")
     promise = Promise(slo_ms=parse_objectives(options.slo), share=options.share)
+    for name, limit in promise.slo_ms.items():
+        if not limit > 0:
+            raise ConfigurationError(f"--slo {name} must be above 0 ms, not {limit:g}: nothing is as fast as that")
     space = Space(
         devices=tuple(options.devices or prices),
         tensor_parallel_sizes=tuple(options.tensor_parallel_sizes),
@@ -109,6 +119,7 @@ def run(options: argparse.Namespace) -> int:
         is_aggregated=options.serving != "disaggregated",
         is_disaggregated=options.serving != "aggregated",
         mixes_devices=not options.one_device,
+        expert_layouts=tuple(dict.fromkeys(options.expert_layouts)),
     )
     precision = Precision(gemm=options.dtype, experts=options.dtype, kv=options.kv_cache_dtype)
     deployment = GpuDeployment(device=space.devices[0], model=options.model, precision=precision, backend=options.backend)
@@ -143,11 +154,14 @@ def _search(
     console: Console,
 ) -> Plan:
     columns = (SpinnerColumn(), TextColumn("rehearsing {task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar, collector_at_rest():
         task = bar.add_task("", total=None)
-        return plan(
-            workload, deployment, promise, space, prices, on_rehearsal=lambda name: bar.update(task, description=name)
-        )
+
+        def begin(name: str) -> None:
+            gc.collect()  # the fleet before
+            bar.update(task, description=name)
+
+        return plan(workload, deployment, promise, space, prices, on_rehearsal=begin)
 
 
 def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -> None:
@@ -156,7 +170,7 @@ def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", "GPUs", "$/h", "kept", "tok/s per GPU", "tok/s per user"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    kept = sorted((one for one in found.candidates if one.keeps), key=lambda one: (one.price, -one.kept_share))
+    kept = found.kept
     for one in kept[:_SHOWN_ROWS]:
         table.add_row(*_row(one))
     if kept:
@@ -232,6 +246,7 @@ def _figures(one: Candidate) -> dict[str, Any]:
     apart = {} if prefill is None else {
         "prefill_device": prefill.gpu.device,
         "prefill_tensor_parallel_size": prefill.gpu.tensor_parallel_size,
+        "prefill_expert_parallel_size": prefill.gpu.expert_parallel_size,
         "prefill_max_num_batched_tokens": prefill.scheduler.max_num_batched_tokens,
         "num_prefill_replicas": one.setup.num_prefill,
     }  # fmt: skip
@@ -240,6 +255,7 @@ def _figures(one: Candidate) -> dict[str, Any]:
         **apart,
         "device": one.shape.gpu.device,
         "tensor_parallel_size": one.shape.gpu.tensor_parallel_size,
+        "expert_parallel_size": one.shape.gpu.expert_parallel_size,
         "max_num_batched_tokens": one.shape.scheduler.max_num_batched_tokens,
         "policy": one.shape.policy,
         "num_replicas": one.num_replicas,

@@ -15,13 +15,14 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.units import seconds
 from headrace.cli.engine_file import read_engine_file
+from headrace.cli.garbage import collector_at_rest
 from headrace.cli.interval_view import show_interval
 from headrace.cli.output_files import output_file, write_output
 from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console, show_summary
-from headrace.cli.simulate_cases import case_names, run_cases
+from headrace.cli.simulate_cases import case_names, run_cases, show_story
 from headrace.cli.simulate_fleet import add_options, run_fleet
-from headrace.cli.workload_files import read_workload_file
+from headrace.cli.workload_files import read_workload_to_do
 from headrace.engine.host.recording import read_recording
 from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.result_file import write_result
@@ -31,6 +32,7 @@ from headrace.sim.cost_model import EngineModel
 from headrace.sim.fault_cases import CASES
 from headrace.sim.replay import replay
 from headrace.sim.scenario import run_scenario
+from headrace.sim.shrink import describe, shorten_scenario
 from headrace.sim.simulation import Outcome
 from headrace.sim.workload_run import run_workload
 
@@ -83,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     if options.fleet is not None:
         if options.workload is None:
             raise ConfigurationError("a fleet needs something to do: add --workload FILE")
-        return run_fleet(options, read_workload_file(options.workload), console)
+        return run_fleet(options, read_workload_to_do(options.workload), console)
     if options.case is not None:
         return run_cases(
             case_names(options.case),
@@ -123,7 +125,7 @@ def _check_belongs(options: argparse.Namespace) -> None:
 
 def _run_workload(path: Path, engine: Path | None, result: Path | None, console: Console) -> int:
     """A workload against the mind of one engine of stated size and speed."""
-    workload = read_workload_file(path)
+    workload = read_workload_to_do(path)
     model = _read_engine(engine)
     facts = RunFacts(
         source="simulated",
@@ -138,7 +140,7 @@ def _run_workload(path: Path, engine: Path | None, result: Path | None, console:
         cost = model.step_cost(speed=speed)
         return run_workload(workload, config=model.scheduler, cost=cost, facts=facts, front_end=model.entrance)
 
-    with console.status("rehearsing"):
+    with console.status("rehearsing"), collector_at_rest():
         run = rehearse(1.0)
         bounds = [summarize(rehearse(speed)) for speed in model.speeds_90] if model.has_interval else []
     summary = summarize(run)
@@ -177,9 +179,12 @@ def _simulate(first_seed: int, num_seeds: int, num_requests: int, console: Conso
         for seed in progress.track(range(first_seed, first_seed + num_seeds), description="rehearsing"):
             try:
                 outcome = run_scenario(seed, num_requests=num_requests)
-            except AssertionError as failure:
-                console.print(f"[red]seed {seed}: {failure}[/red]")
+            except Exception as failure:  # whatever broke: the seed reproduces it
+                console.print(f"seed {seed}: {describe(failure)}", style="red", markup=False)
                 console.print(f"reproduce with: headrace simulate --seed {seed} --num-requests {num_requests}")
+                story = shorten_scenario(seed, num_requests=num_requests)
+                if story is not None:
+                    show_story(console, story)
                 return 1
             if num_seeds <= _SHOWN_ROWS:
                 table.add_row(str(seed), *_describe(outcome))

@@ -4,9 +4,6 @@ Composes, prints and writes files; decides nothing.
 """
 
 import argparse
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -18,6 +15,7 @@ from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
 from headrace.base.units import nanos, seconds
 from headrace.cli.fleet_file import read_fleet
+from headrace.cli.garbage import collector_at_rest
 from headrace.cli.interval_view import show_interval
 from headrace.cli.output_files import output_file, write_output
 from headrace.cli.report_view import show_summary
@@ -33,6 +31,9 @@ from headrace.sim.fleet import Progress as FleetProgress
 from headrace.sim.fleet_page import fleet_page
 from headrace.sim.fleet_spec import FleetSpec
 from headrace.sim.perfetto import perfetto_trace
+
+_LEAST_LOG_INTERVAL_S = 1e-3
+"""More moments than that of a simulated second nobody could look at."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +78,10 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
     spec = read_fleet(options.fleet)
     if options.seed is not None:
         spec = msgspec.structs.replace(spec, seed=options.seed)
-    if not options.log_interval > 0:
-        raise ConfigurationError(f"--log-interval must be above 0, not {options.log_interval:g}")
+    if not _LEAST_LOG_INTERVAL_S <= options.log_interval < float("inf"):
+        raise ConfigurationError(
+            f"--log-interval must be at least {_LEAST_LOG_INTERVAL_S:g} seconds, not {options.log_interval:g}"
+        )
     facts = _facts(spec, workload, options)
     outcome = _rehearse(spec, workload, facts, options, console)
     summary = summarize(outcome.run)
@@ -156,7 +159,7 @@ def _rehearse(
     columns = (
         TextColumn("rehearsing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bar, _collector_at_rest():
+    with Progress(*columns, console=console, transient=True) as bar, collector_at_rest():
         task = bar.add_task("", total=len(workload.requests))
 
         def show(progress: FleetProgress) -> None:
@@ -166,7 +169,7 @@ def _rehearse(
 
         how = Rehearsal(
             on_progress=show,
-            log_interval_ns=max(1, nanos(options.log_interval)),
+            log_interval_ns=nanos(options.log_interval),
             keeps_spans=options.trace_file is not None or options.event_log is not None,
         )
         outcome = Fleet(spec, workload, how).run(facts)
@@ -177,16 +180,3 @@ def _rehearse(
         f"{outcome.num_steps:,} steps, {outcome.num_events:,} events[/]"
     )
     return outcome
-
-
-@contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """A rehearsal makes many objects and no cycles worth looking for; looking would cost a tenth of its time."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()

@@ -8,6 +8,7 @@ disaggregated ones some replicas compute prompts and hand their KV to others, wh
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from importlib import resources
 
 import msgspec
@@ -20,7 +21,7 @@ from headrace.measure.report.summary import Summary, summarize
 from headrace.measure.workload.request import ChatPrompt, TextPrompt, TokenPrompt, Workload
 from headrace.router.mind.disaggregation import DisaggregationConfig
 from headrace.router.mind.endpoint import EndpointRole
-from headrace.sim.cost_model import GpuDeployment
+from headrace.sim.cost_model import GpuDeployment, known_shape
 from headrace.sim.fleet import Fleet, Rehearsal
 from headrace.sim.fleet_spec import FleetSpec, PoolSpec, RouterSpec
 from headrace.sim.rate_match import Demand, answer_s, demand_of, prompt_s
@@ -32,6 +33,15 @@ _RESERVED_BYTES = 4e9
 _BLOCK_SIZE = 16
 _MOST_BLOCKS = 400_000
 """More KV than any workload here fills would only cost time to build."""
+
+
+class ExpertLayout(StrEnum):
+    """How a replica's GPUs share a model's experts."""
+
+    TENSOR = "tensor"
+    """Each GPU has a part of every expert."""
+    EXPERT = "expert"
+    """Each has experts of its own, whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +72,8 @@ class Space:
     """Whether prompts may be computed on other devices than answers."""
     max_pairs: int = 24
     """Of shapes that compute prompts with shapes that answer, those that are rehearsed: the cheapest by closed numbers."""
+    expert_layouts: tuple[ExpertLayout, ...] = tuple(ExpertLayout)
+    """Of models with experts, where a replica has several GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +88,7 @@ class Shape:
 
     @property
     def layout(self) -> str:
-        return f"{self.gpu.device} x{self.gpu.tensor_parallel_size}"
+        return _layout(self.gpu)
 
     @property
     def name(self) -> str:
@@ -191,9 +203,16 @@ class Plan:
 
     @property
     def best(self) -> Candidate | None:
-        """The cheapest that keeps the promise; of equally cheap ones that with the larger share kept."""
-        kept = [one for one in self.candidates if one.keeps]
-        return min(kept, key=lambda one: (one.price, -one.kept_share)) if kept else None
+        """The cheapest that keeps the promise; of equally cheap ones that which keeps more of it, or answers faster."""
+        return next(iter(self.kept), None)
+
+    @property
+    def kept(self) -> list[Candidate]:
+        """Those that keep the promise, the best first."""
+        return sorted(
+            (one for one in self.candidates if one.keeps),
+            key=lambda one: (one.price, -one.kept_share, -one.interactivity),
+        )
 
     @property
     def one_fewer(self) -> Candidate | None:
@@ -211,9 +230,8 @@ class Plan:
     @property
     def best_of_other_kind(self) -> Candidate | None:
         """The cheapest that keeps the promise and is disaggregated where the best is not, or the other way round."""
-        best = self.best
-        others = [one for one in self.candidates if best and one.keeps and one.is_disaggregated != best.is_disaggregated]
-        return min(others, key=lambda one: (one.price, -one.kept_share), default=None)
+        kept = self.kept
+        return next((one for one in kept if one.is_disaggregated != kept[0].is_disaggregated), None)
 
     @property
     def pareto(self) -> list[Candidate]:
@@ -235,6 +253,8 @@ def read_prices(content: bytes) -> dict[str, float]:
         prices = msgspec.toml.decode(content, type=dict[str, float])
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"it is no table of prices, such as h100_sxm = 6.88: {error}") from None
+    if not prices:
+        raise ConfigurationError("it has no prices: give one a line, such as h100_sxm = 6.88")
     for name, price in prices.items():
         device(name)
         if not price > 0:
@@ -269,17 +289,20 @@ def shapes(
         for size in space.tensor_parallel_sizes:
             if size > devices()[name].scale_up_size:
                 continue
-            layout = f"{name} x{size}"
-            gpu = msgspec.structs.replace(deployment, device=name, tensor_parallel_size=size)
-            try:
-                num_blocks = _num_blocks(gpu)
-            except ConfigurationError as error:
-                left_out[layout] = str(error)
-                continue
-            if num_blocks * _BLOCK_SIZE < max_model_len:
-                left_out[layout] = f"weights and a sequence of {max_model_len:,} tokens do not fit into its memory"
-                continue
-            layouts.append((prices[name] * size, gpu, min(num_blocks, _MOST_BLOCKS)))
+            for num_expert_parts in _expert_parts(deployment, space, size):
+                gpu = msgspec.structs.replace(
+                    deployment, device=name, tensor_parallel_size=size, expert_parallel_size=num_expert_parts
+                )
+                layout = _layout(gpu)
+                try:
+                    num_blocks = _num_blocks(gpu)
+                except ConfigurationError as error:
+                    left_out[layout] = str(error)
+                    continue
+                if num_blocks * _BLOCK_SIZE < max_model_len:
+                    left_out[layout] = f"weights and a sequence of {max_model_len:,} tokens do not fit into its memory"
+                    continue
+                layouts.append((prices[name] * size, gpu, min(num_blocks, _MOST_BLOCKS)))
     for price, gpu, num_blocks in sorted(layouts, key=lambda layout: layout[0]):
         for budget in space.token_budgets:
             scheduler = SchedulerConfig(
@@ -288,6 +311,19 @@ def shapes(
             )  # fmt: skip
             for policy in space.policies:
                 yield Shape(gpu=gpu, scheduler=scheduler, policy=policy, price=price)
+
+
+def _layout(gpu: GpuDeployment) -> str:
+    experts = f" EP{gpu.expert_parallel_size}" if gpu.expert_parallel_size > 1 else ""
+    return f"{gpu.device} x{gpu.tensor_parallel_size}{experts}"
+
+
+def _expert_parts(deployment: GpuDeployment, space: Space, size: int) -> list[int]:
+    """Groups of GPUs, of so many, that share the experts: each has whole ones."""
+    has_experts = (deployment.shape or known_shape(deployment.model)).has_experts
+    if not has_experts or size == 1:
+        return [1]
+    return [1 if one is ExpertLayout.TENSOR else size for one in space.expert_layouts]
 
 
 def _num_blocks(gpu: GpuDeployment) -> int:
