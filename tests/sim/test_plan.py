@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from headrace.base.errors import ConfigurationError
 from headrace.cli.main import main
+from headrace.cli.plan import _show
 from headrace.measure.workload.arrivals import arrival_times
 from headrace.measure.workload.lengths import Fixed
 from headrace.measure.workload.prompts import at, random_requests
@@ -217,3 +219,11 @@ def test_of_a_model_with_experts_layouts_with_whole_experts_are_searched_too() -
         space=dataclasses.replace(space, expert_layouts=(ExpertLayout.EXPERT,)),
     )  # fmt: skip
     assert {one.shape.layout for one in only.candidates} == {"h100_sxm x8 EP8"}
+
+
+def test_a_narrow_screen_breaks_names_of_fleets_and_hides_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    found = apart()
+    _show(Console(width=80), found, long_prompts(), Promise(slo_ms={"ttft": 2_000.0, "tpot": 9.0}))
+    told = capsys.readouterr().out
+    assert all(head in told for head in ("GPUs", "$/h", "kept", "tok/s per GPU", "tok/s per user"))
+    assert found.best is not None and f"{found.best.price:,.2f}" in told

@@ -169,7 +169,7 @@ def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -
     console.print(f"{promise.share:.0%} of {len(workload.requests):,} requests within {asked}\n")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", "GPUs", "$/h", "kept", "tok/s per GPU", "tok/s per user"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+        table.add_column(column, justify="left" if not column else "right", no_wrap=bool(column))
     kept = found.kept
     for one in kept[:_SHOWN_ROWS]:
         table.add_row(*_row(one))
@@ -221,7 +221,7 @@ def _show_what_binds(console: Console, found: Plan, best: Candidate) -> None:
 
 def _row(one: Candidate) -> list[str]:
     return [
-        one.setup.name,
+        one.setup.name.replace(" + ", "\n+ "),
         str(one.num_gpus),
         f"{one.price:,.2f}",
         f"{one.kept_share:.1%}",
