@@ -29,10 +29,11 @@ from benchmarks.harness import Figure, Result, Target
 from benchmarks.served import MODEL, serve
 from rich.console import Console
 
-from headrace.base.clock import ManualClock, Nanos
+from headrace.base.clock import Clock, ManualClock, Nanos
 from headrace.base.units import nanos
 from headrace.cli.calibrate import fit, measure
 from headrace.engine.host.recording import Added, read_recording
+from headrace.engine.mind.step import StepPlan
 from headrace.measure.bench.formats import BodyOptions, format_named
 from headrace.measure.bench.runner import LoadOptions, run_load
 from headrace.measure.bench.server_facts import first_model
@@ -44,7 +45,7 @@ from headrace.measure.workload.prompts import at, closed_loop, random_requests
 from headrace.measure.workload.request import Workload
 from headrace.sim.calibrate import Observed, TimedSteps, merged, observe
 from headrace.sim.cost_model import EngineModel
-from headrace.sim.step_cost import DriftingStepCost
+from headrace.sim.step_cost import StepCost
 from headrace.sim.workload_run import run_workload
 
 NUM_PARTS = 3
@@ -178,6 +179,17 @@ def figures(runs: Sequence[Run]) -> dict[str, float]:
         "ttft": found["ttft"].median,
         "ttft_p99": found["ttft"].percentile(99.0),
     }
+
+
+class DriftingStepCost(NamedTuple):
+    """Another cost, on a machine whose speed changes: a neighbour comes or goes, a clock falls."""
+
+    cost: StepCost
+    clock: Clock
+    speed_at: Callable[[Nanos], float]
+
+    def __call__(self, plan: StepPlan) -> Nanos:
+        return Nanos(max(1, round(self.cost(plan) / self.speed_at(self.clock.now()))))
 
 
 def simulate(engine: EngineModel, part: Part, rate: float | None, speed: float | Callable[[Nanos], float]) -> Run:

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.base.clock import ManualClock, Nanos
 from headrace.engine.mind.config import SchedulerConfig
+from headrace.engine.mind.step import StepPlan
 from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.result_file import read_results, write_result
 from headrace.measure.report.summary import summarize
@@ -15,7 +16,7 @@ from headrace.measure.workload.lengths import Fixed
 from headrace.measure.workload.prompts import at, closed_loop, random_requests, sessions
 from headrace.measure.workload.request import ChatPrompt, Segment, TextPrompt, TokenPrompt, Workload, WorkloadRequest
 from headrace.measure.workload.traces import MOONCAKE_BLOCK_SIZE, read_mooncake
-from headrace.sim.step_cost import DriftingStepCost, LinearStepCost
+from headrace.sim.step_cost import LinearStepCost
 from headrace.sim.workload_run import run_workload
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
@@ -41,9 +42,10 @@ def test_latencies_are_those_of_the_stated_cost() -> None:
 def test_a_machine_that_slows_down_takes_longer_from_that_moment_on() -> None:
     """Half as fast after 3 µs: the steps that were submitted before are not longer."""
     clock = ManualClock()
-    cost = DriftingStepCost(
-        LinearStepCost(fixed_ns=1000, per_token_ns=0, per_context_token_ns=0), clock, lambda now: 1 if now < 3000 else 0.5
-    )
+
+    def cost(plan: StepPlan) -> Nanos:
+        return Nanos(1000 if clock.now() < 3000 else 2000)
+
     workload = Workload(name="test", requests=tuple(random_requests(1, inputs=Fixed(10), outputs=Fixed(8))))
     config = msgspec.structs.replace(CONFIG, max_steps_in_flight=1)
     (record,) = run_workload(workload, config=config, cost=cost, facts=FACTS, clock=clock).records

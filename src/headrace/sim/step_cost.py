@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from headrace.base.clock import Clock, Nanos
+from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.ids import SequenceId, StepId
 from headrace.engine.mind.step import ScheduledSequence, StepPlan
@@ -82,19 +82,6 @@ class SlowedStepCost:
         durations = decode_run_durations(self._cost, starts, num_steps)
         percent = self.slowdown_percent
         return durations if percent == 100 else [duration * percent // 100 for duration in durations]
-
-
-@dataclass(frozen=True, slots=True)
-class DriftingStepCost:
-    """Another cost, on a machine whose speed changes: a neighbour comes or goes, a clock falls."""
-
-    cost: StepCost
-    clock: Clock
-    speed_at: Callable[[Nanos], float]
-    """2: half of the other cost's durations, for a step that is submitted at this moment."""
-
-    def __call__(self, plan: StepPlan) -> Nanos:
-        return Nanos(max(1, round(self.cost(plan) / self.speed_at(self.clock.now()))))
 
 
 def decode_run_durations(cost: StepCost, starts: Sequence[int], num_steps: int) -> Sequence[int]:
