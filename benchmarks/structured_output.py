@@ -5,8 +5,8 @@ A form that is new delays a request by its compilation, which comes before admis
 cached by looking it up. What the libraries take for it is measured here, in this process. The first token's delay by a new
 form is that of an engine process, each request with a form beside one without, all prompts different. That by a known form
 is what a client of `headrace serve` waits longer for the first text of a stream, from the first byte of its request, if
-there are 100 kB of schema in it. Throughput is taken with greedy answers of the same length with and without a form, interleaved,
-prefix cache off.
+there are 100 kB of schema in it. Throughput is taken with greedy answers of the same length with and without a form,
+interleaved, prefix cache off.
 
 Two schemas are made here. A third is one that people have: a custom resource of Kubernetes, as its project publishes it,
 without descriptions; from a folder of public data that not everyone has.
