@@ -22,6 +22,8 @@ _DECODE = ((1, 1024), (16, 128), (64, 128), (16, 1024), (64, 1024))
 _PREFILL = (512, 2048)
 _SCATTERED = (64, 1024)
 """The decode case that is also measured with blocks in disorder: in extents of 16, and one by one."""
+_SHARED = ((32, 1024, 64), (32, 700, 64), (4, 1024, 64))
+"""(sequences, tokens that all of them begin with, tokens of their own)"""
 
 NOTED = {
     ("bfloat16", "decode 16x128"): 1.4, ("bfloat16", "decode 64x128"): 6.2, ("bfloat16", "decode 16x1024"): 8.0,
@@ -59,6 +61,15 @@ def cases() -> list[Case]:
             order = {0: "", 16: ", extents of 16 blocks", 1: ", single blocks"}[extent]
             name = f"decode {num_sequences}x{context}{order}"
             made.append(Case(name, spans, num_sequences * context // _BLOCK_SIZE))
+    for num_sequences, num_shared, num_own in _SHARED:
+        common = range(num_shared // _BLOCK_SIZE)
+        own = block_ids(num_sequences, num_own // _BLOCK_SIZE, 0)
+        spans = [
+            SequenceSpan(len(common) * _BLOCK_SIZE + num_own - 1, 1, [*common, *(len(common) + block for block in blocks)])
+            for blocks in own
+        ]
+        name = f"decode {num_sequences}x{num_shared + num_own}, {num_shared} shared"
+        made.append(Case(name, spans, len(common) + num_sequences * num_own // _BLOCK_SIZE))
     for length in _PREFILL:
         blocks = length // _BLOCK_SIZE
         made.append(Case(f"prefill {length}", [SequenceSpan(0, length, range(blocks))], blocks))

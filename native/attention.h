@@ -206,7 +206,7 @@ static void attend_part(const AttentionView& a, const AttentionTile& tile, int k
     std::memset(norms, 0, padded * 16 * 4);
     for (size_t row = 0; row < padded; ++row) greatest[row] = highest[row] = -INFINITY;
     for (int row = 0; row < num_rows; ++row) {
-        const size_t token = size_t(tile.first_row + row / group);
+        const size_t token = tile.row(row / group);
         Row* query = queries + row * q_stride;
         const float* from = q + token * width + size_t(kv_head * group + row % group) * a.head_dim;
         for (int d = 0; d < a.head_dim; d += 16) {
@@ -364,29 +364,25 @@ static void finish(const AttentionView& a, const AttentionTile& tile, int kv_hea
     for (int row = 0; row < num_rows; ++row) {
         const float* total = sums + row * stride;
         const F inverse = set1(1.0f / total[a.value_dim + 1]);
-        const size_t token = size_t(tile.first_row + row / group);
+        const size_t token = tile.row(row / group);
         float* to = out + token * width + size_t(kv_head * group + row % group) * a.head_dim;
         for (int d = 0; d < a.head_dim; d += 16)
             store_n(to + d, load(total + d) * inverse, std::min(16, a.head_dim - d));
     }
 }
 
-static void join_parts(const AttentionView& a, const AttentionTile& tile, int kv_head, float* sums, float* out) {
-    const int first = first_part(a, tile), end = end_part(tile);
-    for (int part = first + 1; part < end; ++part)
-        join_part(a, tile, part, sums, sums + size_t(part - first) * attention_sums(a));
-    finish(a, tile, kv_head, sums, out);
-}
-
-static void attention(const AttentionView& a, const AttentionTile& tile, int kv_head, const float* q, float* out,
-                      float* scratch) {
+static void attention(const AttentionView& a, const AttentionTile& tile, int kv_head, const float* q, const float* const* known,
+                      float* out, float* scratch) {
     float *sums = scratch + part_scratch(a), *later = sums + attention_sums(a);
     const int first = first_part(a, tile), end = end_part(tile);
-    attention_part(a, tile, kv_head, first, q, sums, scratch);
-    for (int part = first + 1; part < end; ++part) {
-        attention_part(a, tile, kv_head, part, q, later, scratch);
-        join_part(a, tile, part, sums, later);
-    }
+    const auto sums_of = [&](int part, float* room) {
+        if (known && known[part - first]) return known[part - first];
+        attention_part(a, tile, kv_head, part, q, room, scratch);
+        return (const float*)room;
+    };
+    const float* of_first = sums_of(first, sums);
+    if (of_first != sums) std::memcpy(sums, of_first, size_t(tile_rows(a, tile)) * sums_stride(a) * 4);
+    for (int part = first + 1; part < end; ++part) join_part(a, tile, part, sums, sums_of(part, later));
     finish(a, tile, kv_head, sums, out);
 }
 

@@ -92,10 +92,11 @@ struct TilesOfPart {
     const uint8_t* values(int i) const { return page(a.values + a.value_head() * size_t(kv_head), a.value_page(), i); }
 };
 
-// Scores of all pages: [16][kScoresStride]. `is_alone`: whether these rows are all that read this part,
-// so that memory is asked for its values meanwhile; others find them in the second cache. `spare`: room for a page of keys whose dimensions are no whole products.
+// Scores of all pages: [16][kScoresStride]. `is_first`: whether nobody has read this part a moment ago, so that memory is asked for
+// its values meanwhile; others find them in the second cache. `spare`: room for a page of keys whose dimensions are no whole
+// products.
 template <int kSteps>
-static void score_part(const TilesOfPart& part, const uint16_t* queries, size_t query_bytes, bool is_alone, float* scores,
+static void score_part(const TilesOfPart& part, const uint16_t* queries, size_t query_bytes, bool is_first, float* scores,
                        uint8_t* spare) {
     const int num_steps = key_steps(part.a);
     const bool is_whole = part.a.key_dim % kTileDims == 0;
@@ -104,12 +105,9 @@ static void score_part(const TilesOfPart& part, const uint16_t* queries, size_t 
     if constexpr (kSteps > 1) load_tile<5>(queries + kTileDims, query_bytes);
     const auto keys = [&](int i) {
         const uint8_t* page = part.keys(i);
-        if (is_alone) {
+        if (is_first) {
             const uint8_t* values = part.values(i);
             for (size_t at = 0; at < part.a.value_page(); at += 64) prefetch_to_second(values + at);
-        } else {
-            const uint8_t* next = part.keys(std::min(i + 1, part.num_pages - 1));
-            for (size_t at = 0; at < part.a.key_page(); at += 64) prefetch(next + at);
         }
         if (is_whole) return page;
         std::memcpy(spare, page, part.a.key_page());
@@ -151,8 +149,8 @@ static INLINE float greatest_score(const AttentionView& a, float* scores, int nu
 }
 
 // Two pages' scores become weights in BF16, [16][kScoresStride * 2], where the scores of earlier pages were.
-static INLINE void weigh_pair(float* scores, int num_rows, int pair, const float* greatest) {
-    for (int row = 0; row < num_rows; ++row) {
+static INLINE void weigh_pair(float* scores, int first_row, int end_row, int pair, const float* greatest) {
+    for (int row = first_row; row < end_row; ++row) {
         const float* from = scores + size_t(row) * kScoresStride + pair * 32;
         const F shift = set1(greatest[row]);
         const F low = rough_exp2_of_negative(load(from) - shift), high = rough_exp2_of_negative(load(from + 16) - shift);
@@ -161,21 +159,26 @@ static INLINE void weigh_pair(float* scores, int num_rows, int pair, const float
     }
 }
 
-// totals[16][..] += weights . values for up to four times sixteen dimensions from first_dim on; tile 4: the sums of weights.
-template <int kColumns, bool kSumsWeights>
-static INLINE void add_pair(const uint16_t* weights, const uint8_t* values, size_t value_bytes) {
+// totals[16][..] += weights . values for up to four times sixteen dimensions; tile 4: the sums of weights. between(i): what is
+// done meanwhile, in four pieces.
+template <int kColumns, bool kSumsWeights, class Between>
+static INLINE void add_pair(const uint16_t* weights, const uint8_t* values, size_t value_bytes, Between between) {
     load_tile<5>(weights, kScoresStride * 4);
-    if constexpr (kSumsWeights) multiply_bf16<4, 5, 7>();
     load_tile<6>(values, value_bytes);
+    between(0);
+    if constexpr (kSumsWeights) multiply_bf16<4, 5, 7>();
     multiply_bf16<0, 5, 6>();
+    between(1);
     if constexpr (kColumns > 1) {
         load_tile<6>(values + 64, value_bytes);
         multiply_bf16<1, 5, 6>();
     }
+    between(2);
     if constexpr (kColumns > 2) {
         load_tile<6>(values + 128, value_bytes);
         multiply_bf16<2, 5, 6>();
     }
+    between(3);
     if constexpr (kColumns > 3) {
         load_tile<6>(values + 192, value_bytes);
         multiply_bf16<3, 5, 6>();
@@ -210,19 +213,18 @@ static void sum_part(const TilesOfPart& part, float* scores, int num_rows, const
         clear_tile<4>();
         load_tile<7>(ones, 0);  // the same row sixteen times
     }
-    const auto add = [&](int pair) {
+    const auto weigh = [&](int pair, int quarter) {
+        if constexpr (kWeighs)
+            weigh_pair(scores, std::min(num_rows, 4 * quarter), std::min(num_rows, 4 * quarter + 4), pair, greatest);
+    };
+    const auto add = [&](int pair, auto between) {
         const uint8_t* values = pair_of_values(part, pair, spare) + size_t(first_dim) * 4;
-        for (int row = 0; row < 16; ++row) {
-            for (int i = 0; i < kColumns; ++i) prefetch(values + (16 + row) * value_bytes + i * 64);
-        }
-        add_pair<kColumns, kWeighs>(weights + pair * 32, values, value_bytes);
+        add_pair<kColumns, kWeighs>(weights + pair * 32, values, value_bytes, between);
     };
     // One pair behind: what was stored a moment ago cannot be loaded as a tile yet.
-    for (int pair = 0; pair < num_pairs; ++pair) {
-        if constexpr (kWeighs) weigh_pair(scores, num_rows, pair, greatest);
-        if (pair > 0) add(pair - 1);
-    }
-    add(num_pairs - 1);
+    for (int quarter = 0; quarter < 4; ++quarter) weigh(0, quarter);
+    for (int pair = 1; pair < num_pairs; ++pair) add(pair - 1, [&](int quarter) { weigh(pair, quarter); });
+    add(num_pairs - 1, [](int) {});
     store_tile<0>(sums + first_dim, stride);
     if constexpr (kColumns > 1) store_tile<1>(sums + first_dim + 16, stride);
     if constexpr (kColumns > 2) store_tile<2>(sums + first_dim + 32, stride);
@@ -260,7 +262,7 @@ static void attend_part_in_tiles(const AttentionView& a, const AttentionTile& ti
         const int rows = std::min(kTileRows, num_rows - first_row);
         for (int r = 0; r < rows; ++r) {
             const int row = first_row + r;
-            const float* from = q + size_t(tile.first_row + row / group) * width + size_t(kv_head * group + row % group) * a.head_dim;
+            const float* from = q + tile.row(row / group) * width + size_t(kv_head * group + row % group) * a.head_dim;
             uint16_t* query = queries + size_t(r) * steps * kTileDims;
             for (int d = 0; d < steps * kTileDims; d += 16) {
                 const int n = std::max(0, std::min(16, a.head_dim - d));
@@ -275,10 +277,10 @@ static void attend_part_in_tiles(const AttentionView& a, const AttentionTile& ti
         const int first_page = seen_from / kPageTokens / 2 * 2;
         if (seen_to < seen_from) continue;  // nothing: who joins the parts leaves this one out for these rows
         const TilesOfPart pages{a, tile, kv_head, first_page, seen_to / kPageTokens - first_page + 1};
-        const bool is_alone = num_rows <= kTileRows;
-        if (steps == 1) score_part<1>(pages, queries, query_bytes, is_alone, scores, spare_keys);
-        else if (steps == 2) score_part<2>(pages, queries, query_bytes, is_alone, scores, spare_keys);
-        else score_part<0>(pages, queries, query_bytes, is_alone, scores, spare_keys);
+        const bool is_first = num_rows <= kTileRows || (tile.rows && first_row == 0);  // a prompt's tiles follow one another
+        if (steps == 1) score_part<1>(pages, queries, query_bytes, is_first, scores, spare_keys);
+        else if (steps == 2) score_part<2>(pages, queries, query_bytes, is_first, scores, spare_keys);
+        else score_part<0>(pages, queries, query_bytes, is_first, scores, spare_keys);
 
         const int first_token = first_page * kPageTokens;
         for (int r = 0; r < rows; ++r) {

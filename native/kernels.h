@@ -125,10 +125,15 @@ struct HeadNorm {
     float eps;
 };
 
-// Rows [first_row, first_row + num_rows) of the step: one sequence's, from `position` on.
+// Rows of the step that attend together to the same blocks: [first_row, first_row + num_rows), one sequence's, from `position`
+// on. Or, where all of them see a part of the context whole, those that `rows` lists, of several sequences; `position` is then
+// that part's last.
 struct AttentionTile {
     int32_t first_row, num_rows, position;
     const int32_t* block_ids;
+    const int32_t* rows = nullptr;
+
+    size_t row(int i) const { return size_t(rows ? rows[i] : first_row + i); }
 };
 
 // A context is summed in parts of so many tokens, which begin at its multiples, and the parts are joined in order: always, so
@@ -162,11 +167,12 @@ struct Kernels {
     // Floats that attention needs for itself, and that one part's sums take, for tiles of kAttentionRows tokens.
     size_t (*attention_scratch)(const AttentionView&);
     size_t (*attention_sums)(const AttentionView&);
-    void (*attention)(const AttentionView&, const AttentionTile&, int kv_head, const float* q, float* out, float* scratch);
-    // The same in pieces: the sums of one part; then those of all parts, in order, joined.
+    // The sums of one part: so many floats for each of the tile's rows, in order.
     void (*attention_part)(const AttentionView&, const AttentionTile&, int kv_head, int part, const float* q, float* sums,
                            float* scratch);
-    void (*join_parts)(const AttentionView&, const AttentionTile&, int kv_head, float* sums, float* out);
+    // Of one sequence's rows. known: for each part from the first on, its sums if they are computed already, else null; or null.
+    void (*attention)(const AttentionView&, const AttentionTile&, int kv_head, const float* q, const float* const* known,
+                      float* out, float* scratch);
 
     // Sampling: see sampling_rows.h.
     int64_t (*greatest)(const float* row, int64_t size);

@@ -91,38 +91,75 @@ void Machine::perform(const RopeAndCache& work, const Matrix& qkv, const Matrix&
     });
 }
 
+// Parts that several sequences read are computed once for all of them; all other parts as well if `lists_all`.
+void Machine::list_parts(const AttentionView& a, const Placement& placement, bool lists_all) {
+    parts_.clear();
+    known_.clear();
+    first_known_.clear();
+    if (!lists_all && placement.shared_parts.empty()) return;
+
+    int num_known = 0;  // of a head
+    for (const AttentionTile& tile : placement.tiles) {
+        first_known_.push_back(num_known);
+        num_known += end_part(tile) - first_part(a, tile);
+    }
+    known_.assign(size_t(num_known) * size_t(a.num_kv_heads), nullptr);
+    const size_t sums_floats = kernels_.attention_sums(a);
+    const size_t most_parts = placement.shared_parts.size() + size_t(lists_all ? num_known : 0);
+    float* sums = (float*)attention_sums_.reserve(sums_floats * 4 * most_parts * size_t(a.num_kv_heads));
+    for (int kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
+        const auto known_at = [&](int tile, int part) -> const float*& {
+            const int first = first_part(a, placement.tiles[size_t(tile)]);
+            return known_[size_t(kv_head * num_known + first_known_[size_t(tile)] + part - first)];
+        };
+        for (const SharedPart& shared : placement.shared_parts) {
+            if (!shared.is_seen_whole(a)) continue;
+            parts_.push_back({&shared.rows, kv_head, shared.part});
+            for (const SharedPart::Member& member : shared.members)
+                known_at(member.tile, shared.part) = sums + sums_floats / kAttentionRows * size_t(member.first_row);
+            sums += sums_floats;
+        }
+        for (int tile = 0; lists_all && tile < int(placement.tiles.size()); ++tile) {
+            const AttentionTile& rows = placement.tiles[size_t(tile)];
+            for (int part = first_part(a, rows); part < end_part(rows); ++part) {
+                if (known_at(tile, part)) continue;
+                parts_.push_back({&rows, kv_head, part});
+                known_at(tile, part) = sums;
+                sums += sums_floats;
+            }
+        }
+    }
+}
+
 void Machine::perform(const Attend& work, const Matrix& q, const Matrix&, const Matrix& out, const Step& step) {
     const AttentionView& a = work.kv->view;
     const Placement& placement = *step.placement;
     // Head by head, as keys and values lie: sequences whose blocks are neighbours are read in one run, and tiles of one
     // prompt find its keys and values in the cache.
     const int num_tiles = int(placement.tiles.size()), num_pairs = num_tiles * a.num_kv_heads;
-    const auto tile_of = [&](int pair) -> const AttentionTile& { return placement.tiles[size_t(pair % num_tiles)]; };
     const size_t bytes = (kernels_.attention_scratch(a) * 4 + kAlignment - 1) / kAlignment * kAlignment;
     uint8_t* scratch = attention_scratch_.reserve(bytes * size_t(pool_.size()));
+    const auto scratch_of = [&](int thread) { return (float*)(scratch + bytes * size_t(thread)); };
+
+    // Where pairs of rows and heads are fewer than keep all threads busy, these share the parts of the contexts.
     constexpr int kPairsPerThread = 6;  // more than that are shared out evenly enough as they are
-    if (num_pairs >= kPairsPerThread * pool_.size() || pool_.size() == 1) {
-        pool_.run(num_pairs, [&](int thread, int pair) {
-            kernels_.attention(a, tile_of(pair), pair / num_tiles, q.data, out.data, (float*)(scratch + bytes * size_t(thread)));
-        });
-        return;
-    }
-    // Fewer pairs of rows and heads than keep all threads busy: they share the parts of the contexts.
-    parts_.clear();
-    for (int pair = 0; pair < num_pairs; ++pair) {
-        for (int part = first_part(a, tile_of(pair)); part < end_part(tile_of(pair)); ++part) parts_.push_back({pair, part});
-    }
-    const size_t sums_floats = kernels_.attention_sums(a);
-    float* sums = (float*)attention_sums_.reserve(sums_floats * 4 * parts_.size());
+    const bool shares_parts = num_pairs < kPairsPerThread * pool_.size() && pool_.size() > 1;
+    list_parts(a, placement, shares_parts);
     pool_.run(int(parts_.size()), [&](int thread, int item) {
         const Part& at = parts_[size_t(item)];
-        kernels_.attention_part(a, tile_of(at.pair), at.pair / num_tiles, at.part, q.data, sums + sums_floats * size_t(item),
-                                (float*)(scratch + bytes * size_t(thread)));
+        float* sums = (float*)attention_sums_.data() + kernels_.attention_sums(a) * size_t(item);
+        kernels_.attention_part(a, *at.tile, at.kv_head, at.part, q.data, sums, scratch_of(thread));
     });
-    for (size_t item = 0; item < parts_.size();) {
-        const int pair = parts_[item].pair;
-        kernels_.join_parts(a, tile_of(pair), pair / num_tiles, sums + sums_floats * item, out.data);
-        item += size_t(end_part(tile_of(pair)) - first_part(a, tile_of(pair)));
+    auto finish = [&](int thread, int pair) {
+        const size_t tile = size_t(pair % num_tiles), kv_head = size_t(pair / num_tiles);
+        const size_t num_known = known_.size() / size_t(a.num_kv_heads);
+        const float* const* known = known_.empty() ? nullptr : known_.data() + kv_head * num_known + size_t(first_known_[tile]);
+        kernels_.attention(a, placement.tiles[tile], int(kv_head), q.data, known, out.data, scratch_of(thread));
+    };
+    if (!shares_parts) {
+        pool_.run(num_pairs, finish);
+    } else {  // which is little
+        for (int pair = 0; pair < num_pairs; ++pair) finish(0, pair);
     }
 }
 

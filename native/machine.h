@@ -52,11 +52,17 @@ class Machine {
     LinearLoader loader_;
     RowProducts products_;
     std::shared_ptr<BlockCache> memory_;
-    struct Part {  // of a pair's context
-        int pair;      // of rows that attend together and a KV head
-        int part;
+    struct Part {  // of the context of rows that attend together, for one KV head
+        const AttentionTile* tile;
+        int kv_head, part;
     };
+    void list_parts(const AttentionView& a, const Placement& placement, bool lists_all);
+
+    // What is computed part by part before anything else, and where all those sums are found again: for each KV head and each of
+    // the step's tiles, one for every part of its context, null where it is computed with the rest. All empty where nothing is.
     std::vector<Part> parts_;
+    std::vector<const float*> known_;
+    std::vector<int> first_known_;  // of each tile, of the first KV head
     Scratch attention_scratch_, attention_sums_;
 };
 

@@ -47,6 +47,7 @@ class Scratch {
         }
         return block_.get();
     }
+    uint8_t* data() const { return block_.get(); }  // what was reserved last
 
   private:
     Owned<uint8_t> block_;

@@ -61,7 +61,7 @@ std::unique_ptr<Placement> place(const std::vector<std::pair<int, int>>& spans, 
         }
         placement->add(spans[s].first, spans[s].second, block_size, num_blocks(s));
     }
-    placement->sort();
+    placement->finish(block_size);
     return placement;
 }
 
@@ -423,7 +423,13 @@ NB_MODULE(_kernels, m) {
              })
         .def("copy_block", &Cache::copy_block)
         .def("make_finite", &Cache::make_finite);
-    nb::class_<Placement>(m, "Placement");
+    nb::class_<Placement>(m, "Placement")
+        // (part, rows) of what several sequences read together.
+        .def_prop_ro("shared_parts", [](const Placement& placement) {
+            std::vector<std::pair<int, std::vector<int32_t>>> found;
+            for (const SharedPart& shared : placement.shared_parts) found.emplace_back(shared.part, shared.row_numbers);
+            return found;
+        });
     m.def("place", &place);
     m.def("num_steps_alone", &ThreadPool::num_steps_alone);
     nb::class_<Engine>(m, "Engine")

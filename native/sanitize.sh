@@ -22,6 +22,6 @@ cmake --build "$folder/native" --parallel "$(nproc)" >"$folder/build.log" || { t
 # Before all else, or nothing of it works: the sanitizers' own library, and the one whose exceptions it watches.
 preload="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so)"
 # What a sanitizer says is said by the library, not by Python: pytest must not hold it back.
-if [ $# -eq 0 ]; then set -- -q --capture=sys tests/cpu/test_ops_native.py -k "not projected_row and not more_threads" -n0; fi
+if [ $# -eq 0 ]; then set -- -q --capture=sys tests/cpu/test_ops_native.py tests/cpu/test_shared_parts.py -k "not projected_row and not more_threads" -n0; fi
 LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     HEADRACE_KERNELS="$(echo "$PWD/$folder"/native/_kernels.*.so)" "$python" -m pytest "$@"

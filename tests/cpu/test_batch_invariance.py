@@ -120,6 +120,19 @@ def test_from_a_beginning_that_another_has_computed(worker: Worker, alone: Score
     assert max(cached) == num_shared // 16 * 16
 
 
+@pytest.mark.parametrize("count", [1, 31])
+def test_beside_others_that_go_on_from_the_same_beginning(worker: Worker, alone: Scores, count: int) -> None:
+    engine = Engine(worker)
+    for i in range(count):
+        if i == count // 2:
+            engine.add("target", TARGET)
+        num_shared = (599, 560, 512, 200)[i % 4]
+        engine.add(f"sibling {i}", [*TARGET[:num_shared], i, *TARGET[: 20 + i]], num_tokens=20)
+    assert engine.scores_of_target() == alone
+    cached = [update.num_cached_tokens for update in engine.driver.updates]
+    assert max(cached) >= 512, "blocks were shared"
+
+
 def test_after_a_preemption(worker: Worker, alone: Scores) -> None:
     limits: dict[str, Any] = {
         "max_model_len": 640,

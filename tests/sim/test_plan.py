@@ -79,6 +79,14 @@ def test_prices_are_of_known_devices_and_above_nothing() -> None:
         read_prices(b"h100_smx = 3.0")
     with pytest.raises(ConfigurationError, match="must be above 0"):
         read_prices(b"h100_sxm = 0")
+    with pytest.raises(ConfigurationError, match="it has no prices"):
+        read_prices(b"")
+
+
+def test_gpus_that_cannot_share_the_heads_evenly_are_left_out_and_told() -> None:
+    found = planned(space=dataclasses.replace(SPACE, tensor_parallel_sizes=(3,)))
+    assert not found.candidates
+    assert all("must divide the model's 32 attention heads" in why for why in found.left_out.values())
 
 
 def test_the_command_tells_the_fleet_and_what_binds_and_draws_the_frontier(

@@ -9,7 +9,7 @@ import msgspec
 from headrace.base.errors import ConfigurationError
 from headrace.cli.engine_file import read_engine_file
 from headrace.cli.known_keys import check_keys
-from headrace.sim.fleet_spec import FleetSpec
+from headrace.sim.fleet_spec import FleetSpec, PoolSpec
 
 
 def read_fleet(path: Path) -> FleetSpec:
@@ -26,6 +26,8 @@ def read_fleet(path: Path) -> FleetSpec:
             _take_engine(pool, f"pools.{name}", path.parent)
     try:
         check_keys(raw, msgspec.inspect.type_info(FleetSpec), what="a fleet")
+        for name, pool in raw["pools"].items():
+            _check_pool(name, pool)
         return msgspec.convert(raw, FleetSpec)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
@@ -43,3 +45,11 @@ def _take_engine(pool: dict[str, Any], table: str, folder: Path) -> None:
     stated = pool.get("scheduler", {})
     if isinstance(stated, dict):
         pool["scheduler"] = {**engine["scheduler"], **stated}
+
+
+def _check_pool(name: str, raw: Any) -> None:
+    """By itself, so that what is wrong with it is told with its name; also whether its steps' cost can be had."""
+    try:
+        msgspec.convert(raw, PoolSpec).step_cost()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"[pools.{name}]: {error}") from None

@@ -19,7 +19,7 @@ from headrace.cli.garbage import collector_at_rest
 from headrace.cli.output_files import output_file, write_output
 from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console
-from headrace.cli.workload_files import read_workload_file
+from headrace.cli.workload_files import read_workload_to_do
 from headrace.measure.report.goodput import parse_objectives
 from headrace.measure.report.pareto_plot import ParetoPoint, pareto_svg
 from headrace.measure.workload.request import Workload
@@ -95,10 +95,13 @@ def run(options: argparse.Namespace) -> int:
     prices = _read_prices(options.prices)
     for name in options.devices or ():
         device(name)  # raises where there is none of this name: one without a price is only left out
-    workload = read_workload_file(options.workload)
+    workload = read_workload_to_do(options.workload)
     if not 0 < options.share <= 1:
         raise ConfigurationError(f"--share is a share of requests, above 0 and at most 1, not {options.share:g}")
     promise = Promise(slo_ms=parse_objectives(options.slo), share=options.share)
+    for name, limit in promise.slo_ms.items():
+        if not limit > 0:
+            raise ConfigurationError(f"--slo {name} must be above 0 ms, not {limit:g}: nothing is as fast as that")
     space = Space(
         devices=tuple(options.devices or prices),
         tensor_parallel_sizes=tuple(options.tensor_parallel_sizes),
@@ -158,7 +161,7 @@ def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", "GPUs", "$/h", "kept", "tok/s per GPU", "tok/s per user"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    kept = sorted((one for one in found.candidates if one.keeps), key=lambda one: (one.price, -one.kept_share))
+    kept = found.kept
     for one in kept[:_SHOWN_ROWS]:
         table.add_row(*_row(one))
     if kept:

@@ -22,7 +22,7 @@ from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console, show_summary
 from headrace.cli.simulate_cases import case_names, run_cases, show_story
 from headrace.cli.simulate_fleet import add_options, run_fleet
-from headrace.cli.workload_files import read_workload_file
+from headrace.cli.workload_files import read_workload_to_do
 from headrace.engine.host.recording import read_recording
 from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.result_file import write_result
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     if options.fleet is not None:
         if options.workload is None:
             raise ConfigurationError("a fleet needs something to do: add --workload FILE")
-        return run_fleet(options, read_workload_file(options.workload), console)
+        return run_fleet(options, read_workload_to_do(options.workload), console)
     if options.case is not None:
         return run_cases(
             case_names(options.case),
@@ -125,7 +125,7 @@ def _check_belongs(options: argparse.Namespace) -> None:
 
 def _run_workload(path: Path, engine: Path | None, result: Path | None, console: Console) -> int:
     """A workload against the mind of one engine of stated size and speed."""
-    workload = read_workload_file(path)
+    workload = read_workload_to_do(path)
     model = _read_engine(engine)
     facts = RunFacts(
         source="simulated",

@@ -49,8 +49,9 @@ def run_cases(
                 console.print(f"{failure.name}, seed {failure.seed}: {failure.what}", style="red", markup=False)
                 words = f"--seed {failure.seed} --case {failure.name} --num-requests {num_requests}"
                 console.print(f"reproduce with: headrace simulate {words}", style="red", markup=False)
+    fleets = "fleet" if totals["seeds"] == 1 else "fleets"
     console.print(
-        f"{totals['seeds']:,} fleets, {totals['requests']:,} requests, {totals['dispatches']:,} dispatches: "
+        f"{totals['seeds']:,} {fleets}, {totals['requests']:,} requests, {totals['dispatches']:,} dispatches: "
         f"{totals['failed']:,} ended with an error that their clients saw, {totals['retries']:,} were sent again by them"
     )
     if failures:

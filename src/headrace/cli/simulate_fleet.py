@@ -32,6 +32,9 @@ from headrace.sim.fleet_page import fleet_page
 from headrace.sim.fleet_spec import FleetSpec
 from headrace.sim.perfetto import perfetto_trace
 
+_LEAST_LOG_INTERVAL_S = 1e-3
+"""More moments than that of a simulated second nobody could look at."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fleet", nargs="?", type=Path, metavar="FLEET.toml", help="a fleet to rehearse; needs --workload")
@@ -75,8 +78,10 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
     spec = read_fleet(options.fleet)
     if options.seed is not None:
         spec = msgspec.structs.replace(spec, seed=options.seed)
-    if not options.log_interval > 0:
-        raise ConfigurationError(f"--log-interval must be above 0, not {options.log_interval:g}")
+    if not _LEAST_LOG_INTERVAL_S <= options.log_interval < float("inf"):
+        raise ConfigurationError(
+            f"--log-interval must be at least {_LEAST_LOG_INTERVAL_S:g} seconds, not {options.log_interval:g}"
+        )
     facts = _facts(spec, workload, options)
     outcome = _rehearse(spec, workload, facts, options, console)
     summary = summarize(outcome.run)
@@ -164,7 +169,7 @@ def _rehearse(
 
         how = Rehearsal(
             on_progress=show,
-            log_interval_ns=max(1, nanos(options.log_interval)),
+            log_interval_ns=nanos(options.log_interval),
             keeps_spans=options.trace_file is not None or options.event_log is not None,
         )
         outcome = Fleet(spec, workload, how).run(facts)

@@ -16,3 +16,11 @@ def read_workload_file(path: Path) -> Workload:
         raise ConfigurationError(f"the workload {path} cannot be read: {error.strerror}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+
+
+def read_workload_to_do(path: Path) -> Workload:
+    """The same; raises ConfigurationError where it asks nothing, too."""
+    workload = read_workload_file(path)
+    if not workload.requests:
+        raise ConfigurationError(f"{path}: the workload {workload.name!r} has no requests: there is nothing to do")
+    return workload

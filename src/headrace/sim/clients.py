@@ -251,6 +251,8 @@ class Clients:
         del self._open[one.request.request_id]
         one.is_open = False
         self.records.append(record)
+        if self.is_done():
+            self.events.stop()
         followers = self._followers.get(name, ())
         if any(isinstance(f.prompt, ChatPrompt) and f.prompt.continues for f in followers):
             self._contexts[name] = [*one.request.prompt_token_ids, *answer]

@@ -180,7 +180,14 @@ class RouterSpec(RoutingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.report_interval_s < self.report_timeout_s:
-            raise ConfigurationError("report_interval_s must be above 0 and below report_timeout_s")
+            raise ConfigurationError(
+                f"report_interval_s must be above 0 and below report_timeout_s ({self.report_timeout_s:g}), not "
+                f"{self.report_interval_s:g}"
+            )
+        if self.max_attempts < 1:
+            raise ConfigurationError(f"max_attempts must be at least 1, not {self.max_attempts}")
+        if not self.queue_timeout_s > 0:
+            raise ConfigurationError(f"queue_timeout_s must be above 0, not {self.queue_timeout_s:g}")
 
     @property
     def prefill_routing(self) -> RoutingConfig:

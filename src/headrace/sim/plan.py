@@ -199,9 +199,16 @@ class Plan:
 
     @property
     def best(self) -> Candidate | None:
-        """The cheapest that keeps the promise; of equally cheap ones that with the larger share kept."""
-        kept = [one for one in self.candidates if one.keeps]
-        return min(kept, key=lambda one: (one.price, -one.kept_share)) if kept else None
+        """The cheapest that keeps the promise; of equally cheap ones that which keeps more of it, or answers faster."""
+        return next(iter(self.kept), None)
+
+    @property
+    def kept(self) -> list[Candidate]:
+        """Those that keep the promise, the best first."""
+        return sorted(
+            (one for one in self.candidates if one.keeps),
+            key=lambda one: (one.price, -one.kept_share, -one.interactivity),
+        )
 
     @property
     def one_fewer(self) -> Candidate | None:
@@ -219,9 +226,8 @@ class Plan:
     @property
     def best_of_other_kind(self) -> Candidate | None:
         """The cheapest that keeps the promise and is disaggregated where the best is not, or the other way round."""
-        best = self.best
-        others = [one for one in self.candidates if best and one.keeps and one.is_disaggregated != best.is_disaggregated]
-        return min(others, key=lambda one: (one.price, -one.kept_share), default=None)
+        kept = self.kept
+        return next((one for one in kept if one.is_disaggregated != kept[0].is_disaggregated), None)
 
     @property
     def pareto(self) -> list[Candidate]:
@@ -243,6 +249,8 @@ def read_prices(content: bytes) -> dict[str, float]:
         prices = msgspec.toml.decode(content, type=dict[str, float])
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"it is no table of prices, such as h100_sxm = 6.88: {error}") from None
+    if not prices:
+        raise ConfigurationError("it has no prices: give one a line, such as h100_sxm = 6.88")
     for name, price in prices.items():
         device(name)
         if not price > 0:
@@ -252,8 +260,6 @@ def read_prices(content: bytes) -> dict[str, float]:
 
 def longest(workload: Workload) -> int:
     """Tokens of its longest sequence; what `max_model_len` must admit. Raises ConfigurationError where nobody can say."""
-    if not workload.requests:
-        raise ConfigurationError(f"the workload {workload.name!r} has no requests: there is nothing to plan for")
     most = 1
     for request in workload.requests:
         match request.prompt:

@@ -60,6 +60,30 @@ def test_a_fleet_is_what_its_file_says(tmp_path: Path) -> None:
         ('"prefix-afinity"', '"prefix-affinity"', "did you mean 'prefix-affinity'"),
         ("main-01", "main-1", "there are main-0 to main-1"),
         ("num_replicas = 0", "num_replicas = 2", "num_replicas must be at least 1"),
+        ("num_replicas = 2.5", "num_replicas = 2", r"num_replicas in \[pools.main\] must be a whole number, not 2.5"),
+        ("[client]\ntimeout_s = '5s'\n[router]", "[router]", r"timeout_s in \[client\] must be a number, not '5s'"),
+        (
+            "num_replicas = 2\nrole = 'prefil'",
+            "num_replicas = 2",
+            r"role in .* must be one of both, prefill, decode, not 'prefil'",
+        ),
+        ("num_replicas = 2\ncost = 5", "num_replicas = 2", r"cost in \[pools.main\] must be a table, not 5"),
+        (
+            'policy = "prefix-affinity"\nqueue_timeout_s = -1.0',
+            'policy = "prefix-affinity"',
+            "queue_timeout_s must be above 0, not -1",
+        ),
+        (
+            'policy = "prefix-affinity"\nmax_attempts = 0',
+            'policy = "prefix-affinity"',
+            "fleet.toml: max_attempts must be at least 1",
+        ),
+        (
+            "num_replicas = 2\ngpu = {device = 'h100', model = 'qwen3-8b'}",
+            "num_replicas = 2",
+            r"fleet.toml: \[pools.main\]: no device .*did you mean 'h100_sxm'",
+        ),
+        ("num_replicas = 2\ngpu = {device = 'h100_sxm'}", "num_replicas = 2", r"\[pools.main\]: gpu needs a model"),
         ("num_replicas = 9_999_999", "num_replicas = 2", "has 5,119,999,488 KV blocks.* at most 500,000,000"),
         ("[network]\nlatency_us = nan\n[router]", "[router]", r"latency_us in \[network\] must be a finite number, not nan"),
         ("at_s = inf", "at_s = 1.0", r"at_s in \[faults\] must be a finite number, not inf"),
@@ -67,7 +91,11 @@ def test_a_fleet_is_what_its_file_says(tmp_path: Path) -> None:
         ('kind = "crush"', 'kind = "crash"', "kind"),
         ("[[faults", "[[faults]]", "is no TOML"),
         ("[pools.main.gpu]\ndevic = 'l40s'\n[router]", "[router]", "did you mean 'device'"),
-        ("[pools.main.gpu]\ndevice = 'l40s'\n[pools.main.cost]\nfixed_ns = 5\n[router]", "[router]", "not cost and gpu"),
+        (
+            "[pools.main.gpu]\ndevice = 'l40s'\nmodel = 'qwen3-8b'\n[pools.main.cost]\nfixed_ns = 5\n[router]",
+            "[router]",
+            "not cost and gpu",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_what_was_probably_meant(wrong: str, right: str, told: str, tmp_path: Path) -> None:
@@ -109,7 +137,11 @@ def test_what_a_pool_says_of_its_scheduler_goes_before_what_the_engine_file_says
         ('engine = "engin.json"', 'engine = "engine.json"', "engine file .*engin.json cannot be read: No such file"),
         ("engine = 5", 'engine = "engine.json"', r"engine in \[pools.main\] is the name of a file"),
         ('engine = "fleet.toml"', 'engine = "engine.json"', r"fleet.toml: there is no key 'pools' at the top"),
-        ("num_replicas = 2\ngpu = {device = 'l40s'}", "num_replicas = 2", "one cost, not gpu and engine"),
+        (
+            "num_replicas = 2\ngpu = {device = 'l40s', model = 'qwen3-8b'}",
+            "num_replicas = 2",
+            "one cost, not gpu and engine",
+        ),
         ("num_replicas = 2\nscheduler = {num_blcks = 5}", "num_replicas = 2", "did you mean 'num_blocks'"),
     ],
 )

@@ -195,8 +195,10 @@ def test_an_engine_is_read_from_either_form_of_file() -> None:
     [
         ({"cots": {}}, "unknown field `cots`"),
         ({"cost": {"fixed": 1}}, "fixed"),
-        ({"cost": {"fixed_ns": 1}, "gpu": {"device": "h100_sxm"}}, "cost and gpu"),
-        ({"gpu": {"device": "h100_sxm", "precision": {"kv": "int8"}}}, "kv must be bfloat16 or fp8"),
+        ({"cost": {"fixed_ns": 1}, "gpu": {"device": "h100_sxm", "model": "qwen3-8b"}}, "cost and gpu"),
+        ({"gpu": {"device": "h100_sxm"}}, "gpu needs a model"),
+        ({"gpu": {"device": "h100_sxm", "model": "qwen3-8b", "tensor_parallel_size": 3}}, "must divide the model's 32 att"),
+        ({"gpu": {"device": "h100_sxm", "model": "qwen3-8b", "precision": {"kv": "int8"}}}, "kv must be bfloat16 or fp8"),
     ],
 )
 def test_a_file_that_says_nothing_sensible_is_refused(document: dict[str, object], message: str) -> None:
@@ -239,6 +241,9 @@ def test_a_faster_machine_takes_proportionally_less() -> None:
     [
         EngineModel(steps=STEPS),
         EngineModel(gpu=GpuDeployment(device="h200_sxm", model="qwen3-8b", backend="vllm")),
+        EngineModel(gpu=GpuDeployment(device="b200_sxm", model="gpt-oss-120b", backend="vllm", tensor_parallel_size=2)),
+        EngineModel(gpu=GpuDeployment(device="h200_sxm", model="deepseek-r1", tensor_parallel_size=8)),
+        EngineModel(gpu=GpuDeployment(device="b200_sxm", model="qwen3.5-397b-a17b", tensor_parallel_size=8)),
     ],
 )
 def test_a_run_of_decode_steps_takes_what_its_steps_take(engine: EngineModel) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from headrace.measure.report.table import figure
-
 _WIDTH, _HEIGHT = 860, 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 24, 64, 56
 _COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
@@ -94,6 +92,15 @@ def _round_end(greatest: float) -> float:
     return next(step * power for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7.5, 10) if step * power > greatest)
 
 
+def _tick(value: float) -> str:
+    """Of an axis that begins at 0 and ends at a round number.
+
+    >>> _tick(8.0), _tick(24.0), _tick(0.6000000000000001), _tick(1500.0)
+    ('8', '24', '0.6', '1,500')
+    """
+    return f"{value:,.6g}"
+
+
 def _axes(widest: float, highest: float) -> list[str]:
     parts = []
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
@@ -103,8 +110,8 @@ def _axes(widest: float, highest: float) -> list[str]:
         parts += [
             f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom}"/>',
             f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>',
-            f'<text class="dim" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{figure(share * widest)}</text>',
-            f'<text class="dim" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{figure(share * highest)}</text>',
+            f'<text class="dim" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{_tick(share * widest)}</text>',
+            f'<text class="dim" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_tick(share * highest)}</text>',
         ]
     middle = (_LEFT + right) / 2
     parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 14}" text-anchor="middle">tokens per second of one user</text>')
