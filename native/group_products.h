@@ -145,11 +145,11 @@ static INLINE void add_block_of_unit(const uint8_t* w, int h, const BlockRows& r
     else add_block<R, U::kBits, U::kOffset, false>(x, U::scale(w, h), zero(), rows, total);
 }
 
-// With few rows the hardware's own prefetching does better.
 template <int R, int kBytes>
 static INLINE void prefetch_ahead(const uint8_t* w) {
-    if constexpr (R >= 12) {
-        UNROLL for (int i = 0; i < kBytes; i += 64) prefetch(w + kPrefetchBytes + i);
+    constexpr int kAhead = R >= 12 ? kPrefetchBytes : kFewRowsPrefetchBytes;
+    if constexpr (kAhead > 0) {
+        UNROLL for (int i = 0; i < kBytes; i += 64) prefetch(w + kAhead + i);
     }
 }
 
@@ -249,6 +249,7 @@ static void float_tile(const uint8_t* data, int num_steps, const typename Sums::
         F total[N];
         UNROLL for (int r = 0; r < N; ++r) total[r] = zero();
         for (int j = 0; j < num_steps; ++j) {
+            if constexpr (N < 12) prefetch_ahead<N, 32 * sizeof(typename Sums::Column)>((const uint8_t*)w);
             const typename Sums::Operand c = Sums::column(w, 16);
             UNROLL for (int r = 0; r < N; ++r) total[r] = Sums::add(total[r], a + r * 2, c);
             w += 32;

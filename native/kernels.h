@@ -70,6 +70,7 @@ struct Activations {
     int32_t* whole_sums;
     float* floats;
     uint16_t* bf16;
+    bool meet_minima;  // whether int8 meets weights that have minima; with AMX groups of nine rows and more have no sums unless they do
 };
 
 struct RowGroup {

@@ -20,12 +20,15 @@ class Linear {
     std::vector<Tile> tiles;
     std::vector<float> bias;
     bool has_blocks = false, has_bytes = false, has_bf16 = false, has_floats = false;  // what its rows are prepared as
+    bool has_minima = false;
 
     void add_kind(Format format) {
         if (needs_blocks(format)) has_blocks = true;
         else if (format == Format::I8) has_bytes = true;
         else if (format == Format::BF16) has_bf16 = true;
         else has_floats = true;
+        has_minima |= format == Format::Q4_1 || format == Format::Q5_1 || format == Format::Q4_K || format == Format::Q5_K ||
+                      format == Format::I4_Z;
     }
     LinearView view() const {
         return {tiles.data(), int32_t(tiles.size()), num_in, padded_blocks(num_in), bias.empty() ? nullptr : bias.data()};

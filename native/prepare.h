@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace headrace {
 namespace HEADRACE_ISA {
@@ -41,14 +42,24 @@ static INLINE __m512i greatest_bits(F low, F high) {
                             _mm512_and_si512(_mm512_castps_si512(high.v), magnitude));
 }
 
-// Sixteen blocks at a time, so that what goes across lanes is done for all of them at once.
-static void prepare_int8(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to) {
+// Two blocks' integers, which are known to fit, as bytes.
+static INLINE void store_two_blocks(__m512i low, __m512i high, __m512i next_low, __m512i next_high, int8_t* to, int8_t* next_to) {
+    const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(low, high), _mm512_packs_epi32(next_low, next_high));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i in_order = _mm512_permutexvar_epi32(order, packed);
+    _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(in_order));
+    _mm256_storeu_si256((__m256i*)next_to, _mm512_extracti64x4_epi64(in_order, 1));
+}
+
+// Sixteen blocks at a time, so that what goes across lanes is done for all of them at once. Without kWithSums the scales only.
+template <bool kWithSums>
+static void prepare_blocks(const float* x, int num_in, int num_blocks, RowGroup group, int row, const Activations& to) {
     constexpr int kTogether = 16;
     const auto greater = [](__m512i p, __m512i q) { return _mm512_max_epi32(p, q); };
     const auto sum = [](__m512i p, __m512i q) { return _mm512_add_epi32(p, q); };
     const int R = group.num_rows;
     for (int start = 0; start < num_blocks; start += kTogether) {
-        const int count = num_blocks - start < kTogether ? num_blocks - start : kTogether;
+        const int count = num_blocks - start < kTogether ? num_blocks - start : kTogether;  // an even number
         const size_t place = size_t(group.first) * num_blocks + size_t(start) * R + row;
         __m512i firsts[kTogether], seconds[kTogether];
         for (int i = 0; i < kTogether; ++i) {
@@ -61,31 +72,55 @@ static void prepare_int8(const float* x, int num_in, int num_blocks, RowGroup gr
         const __m512 greatest = _mm512_castsi512_ps(across(firsts, greater)), limit = _mm512_set1_ps(127.0f);
         const __mmask16 is_positive = _mm512_cmp_ps_mask(greatest, _mm512_setzero_ps(), _CMP_GT_OQ);
         const __m512 scale = _mm512_mul_ps(greatest, _mm512_set1_ps(1.0f / 127.0f));
+        const __m512 inverse = _mm512_maskz_div_ps(is_positive, limit, greatest);
         alignas(64) float scales[kTogether], inverses[kTogether], scaled_sums[kTogether];
         alignas(64) int32_t first_sums[kTogether], negative_sums[kTogether];
         _mm512_store_ps(scales, scale);
-        _mm512_store_ps(inverses, _mm512_maskz_div_ps(is_positive, limit, greatest));
-        for (int i = 0; i < count; ++i) {
+        _mm512_store_ps(inverses, inverse);
+        // Finite blocks with finite inverses have no number that does not fit.
+        const __m512 most = _mm512_set1_ps(3.4028235e38f);
+        const bool all_fit = (_mm512_cmp_ps_mask(greatest, most, _CMP_LE_OQ) & _mm512_cmp_ps_mask(inverse, most, _CMP_LE_OQ)) == 0xFFFF;
+        const auto rounded = [&](int i) {
             F low, high;
             load_block(x, num_in, start + i, low, high);
-            firsts[i] = rounded_to_bytes(low, inverses[i]);
-            seconds[i] = rounded_to_bytes(high, inverses[i]);
+            if (all_fit) {
+                const __m512 by = _mm512_set1_ps(inverses[i]);
+                firsts[i] = _mm512_cvtps_epi32(_mm512_mul_ps(low.v, by));
+                seconds[i] = _mm512_cvtps_epi32(_mm512_mul_ps(high.v, by));
+            } else {
+                firsts[i] = rounded_to_bytes(low, inverses[i]);
+                seconds[i] = rounded_to_bytes(high, inverses[i]);
+            }
+        };
+        for (int i = 0; i < count; i += 2) {
+            rounded(i);
+            rounded(i + 1);
             int8_t* out = to.int8 + (place + size_t(i) * R) * kBlock;
-            _mm_storeu_si128((__m128i*)out, _mm512_cvtepi32_epi8(firsts[i]));
-            _mm_storeu_si128((__m128i*)(out + 16), _mm512_cvtepi32_epi8(seconds[i]));
+            store_two_blocks(firsts[i], seconds[i], firsts[i + 1], seconds[i + 1], out, out + R * kBlock);
+            to.scales[place + size_t(i) * R] = scales[i];
+            to.scales[place + size_t(i + 1) * R] = scales[i + 1];
         }
-        const __m512i none = _mm512_setzero_si512(), first = across(firsts, sum), whole = sum(first, across(seconds, sum));
-        _mm512_store_si512(first_sums, _mm512_sub_epi32(none, first));
-        _mm512_store_si512(negative_sums, _mm512_sub_epi32(none, whole));
-        _mm512_store_ps(scaled_sums, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(whole)));
-        for (int i = 0; i < count; ++i) {
-            const size_t at = place + size_t(i) * R;
-            to.scales[at] = scales[i];
-            to.negative_sums[at] = negative_sums[i];
-            to.first_sums[at] = first_sums[i];
-            to.scaled_sums[at] = scaled_sums[i];
+        if constexpr (kWithSums) {
+            const __m512i none = _mm512_setzero_si512(), first = across(firsts, sum), whole = sum(first, across(seconds, sum));
+            _mm512_store_si512(first_sums, _mm512_sub_epi32(none, first));
+            _mm512_store_si512(negative_sums, _mm512_sub_epi32(none, whole));
+            _mm512_store_ps(scaled_sums, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(whole)));
+            for (int i = 0; i < count; ++i) {
+                const size_t at = place + size_t(i) * R;
+                to.negative_sums[at] = negative_sums[i];
+                to.first_sums[at] = first_sums[i];
+                to.scaled_sums[at] = scaled_sums[i];
+            }
         }
     }
+}
+
+static void prepare_int8(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to) {
+#if defined(__AMX_TILE__)
+    if (group.num_rows >= kFewestTileRows && !to.meet_minima)  // signed integers meet signed ones: no sum is asked for
+        return prepare_blocks<false>(x, num_in, num_blocks, group, row, to);
+#endif
+    prepare_blocks<true>(x, num_in, num_blocks, group, row, to);
 }
 
 static void prepare_whole_int8(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to) {

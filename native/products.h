@@ -23,6 +23,12 @@ static INLINE void write_row(const float* sums, const Tile& tile, const float* b
     else store_n(out, y, n);
 }
 
+// Asks for where the results of `count` groups go, which were last touched long ago.
+static INLINE void expect_rows(const RowGroup* groups, int count, int column, const float* to, size_t stride) {
+    for (int row = groups[0].first; row < groups[count - 1].first + groups[count - 1].num_rows; ++row)
+        prefetch((const uint8_t*)(to + size_t(row) * stride + column));
+}
+
 // Calls what(tile, first group, number of groups) for pieces of groups that are multiplied together.
 template <class Take, class What>
 static INLINE void for_pieces(int num_groups, int first_tile, int end_tile, Take take, What what) {
@@ -46,6 +52,8 @@ static void linear(const LinearView& w, const Activations& x, bool bf16, const R
     for_pieces(
         num_groups, first_tile, end_tile, [&](int t, int first, int end) { products.take(w.tiles[t], first, end); },
         [&](int t, int first, int count) {
+            expect_rows(groups + first, count, w.tiles[t].column, to.out, to.stride);
+            if (to.add && to.add != to.out) expect_rows(groups + first, count, w.tiles[t].column, to.add, to.add_stride);
             products.multiply(first, count, sums);
             for (int g = 0; g < count; ++g) {
                 const RowGroup& group = groups[first + g];
@@ -85,6 +93,7 @@ static void gated(const LinearView& gate, const LinearView& up, Gate activation,
     };
     for_pieces(num_groups, first_tile, end_tile, take, [&](int t, int first, int count) {
         const int n = gate.tiles[t].num_columns, column = gate.tiles[t].column;
+        expect_rows(groups + first, count, column, to.out, to.stride);
         of_gate.multiply(first, count, gates);
         of_up.multiply(first, count, ups);
         for (int g = 0; g < count; ++g) {

@@ -9,7 +9,7 @@ namespace {
 constexpr int kFewRows = 2;         // so few are prepared by each thread for itself, which saves a barrier
 constexpr int kItemsPerThread = 8;  // so little work is lost to a thread that is kept from its own
 
-constexpr size_t kPastEnd = 64;
+constexpr size_t kPastEnd = 512;  // kernels may read behind a group's last row, as if it had sixteen, for nobody
 
 size_t whole_lines(size_t num_bytes) { return (num_bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -38,6 +38,7 @@ RowProducts::Preparation RowProducts::preparation(const Matrix& x, const Norm& n
     Preparation how{};
     how.norm = norm;
     how.int8 = weight.has_blocks || (other && other->has_blocks);
+    how.meet_minima = weight.has_minima || (other && other->has_minima);
     how.whole_int8 = weight.has_bytes || (other && other->has_bytes);
     how.pairs = halves && bf16 && kernels_.has_bf16_products;
     how.floats = weight.has_floats || (other && other->has_floats) || (halves && !how.pairs);
@@ -52,7 +53,6 @@ size_t RowProducts::Preparation::num_bytes() const {
     const size_t blocks = num_rows * size_t(num_blocks), numbers = num_rows * size_t(padded);
     const size_t for_int8 = int8 ? whole_lines(blocks * kBlock) + 4 * whole_lines(blocks * 4) : 0;
     const size_t for_whole = whole_int8 ? whole_lines(blocks * kBlock) + 2 * whole_lines(num_rows * 4) : 0;
-    // Kernels may read behind a group's last row, for nobody.
     return kPastEnd + for_int8 + for_whole + (pairs ? whole_lines(blocks * kBlock * 2) : 0) + (floats ? whole_lines(numbers * 4) : 0);
 }
 
@@ -64,6 +64,7 @@ Activations RowProducts::Preparation::laid_out(uint8_t* memory) const {
     };
     const size_t blocks = num_rows * size_t(num_blocks), numbers = num_rows * size_t(padded);
     Activations a{};
+    a.meet_minima = meet_minima;
     if (int8) {
         a.int8 = (int8_t*)next(blocks * kBlock);
         a.scales = (float*)next(blocks * 4);

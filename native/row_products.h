@@ -29,7 +29,7 @@ class RowProducts {
     // What is wanted of the rows, and where it lies in the scratch memory.
     struct Preparation {
         Norm norm;
-        bool int8, whole_int8, pairs, floats;
+        bool int8, meet_minima, whole_int8, pairs, floats;
         int num_in, num_blocks, padded;
         size_t num_rows;
 

@@ -17,8 +17,6 @@
 namespace headrace {
 namespace HEADRACE_ISA {
 
-constexpr int kFewestTileRows = 9;  // fewer of a group are done without tiles: their operands cost as much as sixteen's
-
 // The integers of a tile of blocks, signed, and what they are multiples of; unpacked once for many groups.
 struct UnpackedColumns {
     int8_t* values;  // [num_blocks][8][16][4]
@@ -75,65 +73,83 @@ static void unpack_groups(const Tile& tile, int num_blocks, const UnpackedColumn
 
 enum class Sums : uint8_t { PLAIN, MINIMA, HALVES };  // how blocks' integers become numbers
 
-// Which tiles: groups of sixteen rows have their own, and so has a smaller one that is left over.
-template <bool kIsRest>
-struct BlockTiles {
-    static constexpr int kEven = kIsRest ? 2 : 0, kOdd = kEven + 1, kRows = kIsRest ? 5 : 4;
+// Weights that memory is asked for while others are multiplied: so many bytes at each block.
+struct Ahead {
+    const uint8_t* next;  // or null
+    int bytes_per_block;
 };
 
 // out[r] = the sums of rows r with sixteen columns. Rows behind the group's last are computed from what lies there, for nobody.
-template <Sums kSums, bool kIsRest>
-static void tile_of_blocks(const UnpackedColumns& columns, const Activations& x, int first, int num_rows, int num_blocks,
-                           float* out) {
-    typedef BlockTiles<kIsRest> T;
+// num_tile_rows: of the tiles as they are shaped, no fewer than there are rows.
+template <Sums kSums>
+static void tile_of_blocks(const UnpackedColumns& columns, const Activations& x, int first, int num_rows, int num_tile_rows,
+                           int num_blocks, Ahead ahead, float* out) {
     constexpr bool kInHalves = kSums == Sums::HALVES;  // then a block takes two products
     constexpr int kPart = kInHalves ? kBlock / 2 : kBlock;
     alignas(64) int32_t integers[2][kMaxGroup * 16];
-    if (kIsRest) std::memset(integers, 0, sizeof integers);
+    if (num_tile_rows < kMaxGroup) std::memset(integers, 0, sizeof integers);
     BlockRows rows(x, size_t(first) * num_blocks);
     const int8_t *a = rows.a, *w = columns.values;
     const float *scales = columns.scales, *others = columns.others;
     F total[kMaxGroup];
     UNROLL for (int r = 0; r < kMaxGroup; ++r) total[r] = zero();
 
-    const auto multiply = [&](auto is_odd) INLINE_LAMBDA {
-        constexpr int kTile = is_odd.value ? T::kOdd : T::kEven, kColumns = is_odd.value ? 7 : 6;
-        tile_load<T::kRows>(a, kBlock);
+    const std::integral_constant<int, 0> even;
+    const std::integral_constant<int, 1> odd;
+    const auto multiply = [&](auto parity) INLINE_LAMBDA {
+        constexpr int kTile = parity.value, kRows = 4 + kTile, kColumns = 6 + kTile;
+        tile_load<kRows>(a, kBlock);
         tile_load<kColumns>(w, 64);
         tile_zero<kTile>();
-        add_product_of_signed<kTile, T::kRows, kColumns>();
-        a += !kInHalves ? num_rows * kBlock : is_odd.value ? num_rows * kBlock - kPart : kPart;
+        add_product_of_signed<kTile, kRows, kColumns>();
+        a += !kInHalves ? num_rows * kBlock : kTile == 1 ? num_rows * kBlock - kPart : kPart;
         w += kPart * 16;
     };
-    const auto integer = [&](int which, int r) INLINE_LAMBDA { return to_float({_mm512_load_si512(integers[which] + r * 16)}); };
+    // While tiles are in use a processor multiplies and converts sixteen lanes on one of its ports only, and adds on two. So three of
+    // four integers become numbers by additions: of the bits of 1.5 * 2^23, whose last is worth one, and of its negative.
+    const auto number = [&](int which, int r) INLINE_LAMBDA {
+        const __m512i stored = _mm512_load_si512(integers[which] + r * 16);
+        if (r % 4 == 3) return to_float({stored});
+        const __m512i shifted = _mm512_add_epi32(stored, _mm512_set1_epi32(0x4B400000));
+        return F{_mm512_sub_ps(_mm512_castsi512_ps(shifted), _mm512_set1_ps(12582912.0f))};
+    };
     const auto add = [&](int which) INLINE_LAMBDA {
         const F d = load(scales);
         const F other = kSums == Sums::PLAIN ? zero() : load(others);
         UNROLL for (int r = 0; r < kMaxGroup; ++r) {
             if constexpr (kInHalves) {
-                total[r] = fma(fma(integer(1, r), other, integer(0, r) * d), set1(rows.scales[r]), total[r]);
+                total[r] = fma(fma(number(1, r), other, number(0, r) * d), set1(rows.scales[r]), total[r]);
             } else {
-                total[r] = fma(integer(which, r), d * set1(rows.scales[r]), total[r]);
+                total[r] = fma(number(which, r), d * set1(rows.scales[r]), total[r]);
                 if constexpr (kSums == Sums::MINIMA) total[r] = fma(other, set1(rows.scaled_sums[r]), total[r]);
             }
+            asm volatile("" : "+v"(total[r].v));  // row by row: both kinds of work are then at hand
         }
         rows.advance(num_rows);
         scales += 16;
         others += 16;
+        if (ahead.next) {
+            for (int i = 0; i < ahead.bytes_per_block; i += 64) prefetch(ahead.next + i);
+            ahead.next += ahead.bytes_per_block;
+        }
     };
-    // A product is stored when the next one is under way, so that tiles and lanes compute at the same time.
-    const std::false_type even;
-    const std::true_type odd;
+    // Tiles and lanes compute at the same time: a product is stored when the next one is under way, and what is added was stored
+    // before that.
     const int num_products = kInHalves ? 2 * num_blocks : num_blocks;
     multiply(even);
-    for (int p = 0; p < num_products; p += 2) {
+    multiply(odd);
+    tile_store<0>(integers[0], 64);
+    for (int p = 2; p < num_products; p += 2) {
+        multiply(even);
+        tile_store<1>(integers[1], 64);
+        add(0);
         multiply(odd);
-        tile_store<T::kEven>(integers[0], 64);
-        if constexpr (!kInHalves) add(0);
-        if (p + 2 < num_products) multiply(even);
-        tile_store<T::kOdd>(integers[1], 64);
-        add(1);
+        tile_store<0>(integers[0], 64);
+        if constexpr (!kInHalves) add(1);
     }
+    tile_store<1>(integers[1], 64);
+    add(0);
+    if constexpr (!kInHalves) add(1);
     UNROLL for (int r = 0; r < kMaxGroup; ++r) store(out + r * 16, total[r]);
 }
 
@@ -161,6 +177,9 @@ static void sum_steps(const uint8_t* columns, const uint8_t* rows, int num_rows,
     if constexpr (N > 2) tile_zero<2>();
     if constexpr (N > 3) tile_zero<3>();
     for (int step = 0; step < num_steps; ++step) {
+        if constexpr (N == 1) {
+            UNROLL for (int i = 0; i < 1024; i += 64) prefetch(columns + kFewRowsPrefetchBytes + i);
+        }
         tile_load<kColumns>(columns, 64);
         const auto add = [&](auto group) INLINE_LAMBDA {
             tile_load<kRows>(rows + apart * group.value, 64);
@@ -185,24 +204,21 @@ class ProductTiles {
   public:
     enum class Kind : uint8_t { NONE, BLOCKS, HALVES, STEPS };
 
-    // `num_left`: rows of the group that has fewer than sixteen; 0: none.
-    void want(Kind kind, int num_left) {
+    // `num_rows`: of tiles that belong to blocks; `num_left`: of the group that has fewer than sixteen, 0: none.
+    void want(Kind kind, int num_rows, int num_left) {
         if (kind == kind_) return;
         kind_ = kind;
         TileShapes shapes;
         const auto with = [&](std::initializer_list<int> tiles, int num_rows, int row_bytes) {
             for (int tile : tiles) shapes.with(tile, num_rows, row_bytes);
         };
-        const int left = num_left ? num_left : kMaxGroup;
         if (kind == Kind::STEPS) {
-            with({0, 1, 2, 3, 4, 6}, 16, 64);
-            with({5, 7}, left, 64);
+            with({0, 1, 2, 3, 4, 6}, kMaxGroup, 64);
+            with({5, 7}, num_left ? num_left : kMaxGroup, 64);
         } else {
             const int row_bytes = kind == Kind::BLOCKS ? kBlock : kBlock / 2;
-            with({0, 1}, kMaxGroup, 64);
-            with({2, 3}, left, 64);
-            with({4}, kMaxGroup, row_bytes);
-            with({5}, left, row_bytes);
+            with({0, 1}, num_rows, 64);
+            with({4, 5}, num_rows, row_bytes);
             with({6, 7}, row_bytes / 4, 64);
         }
         tiles_.shape(shapes);
@@ -229,7 +245,7 @@ class TileProducts {
     TileProducts(const LinearView& w, const Activations& x, bool bf16, const RowGroup* groups, int num_groups, ProductTiles& tiles,
                  int which)
         : w_(w), x_(x), bf16_(bf16), groups_(groups), tiles_(tiles), which_(which),
-          num_left_(groups[num_groups - 1].num_rows % kMaxGroup) {}
+          num_left_(groups[num_groups - 1].num_rows % kMaxGroup), num_tile_rows_(groups[0].num_rows) {}
 
     // What follows is with this tile, and groups from `first` to `end`.
     void take(const Tile& tile, int first, int end) {
@@ -239,6 +255,7 @@ class TileProducts {
         bool is_wanted = false;
         for (int g = first; g < end && is_unpacked; ++g) is_wanted |= groups_[g].num_rows >= kFewestTileRows;
         if (is_wanted) unpack();
+        ahead_ = expected();
     }
 
     // sums: [count][kMaxGroup][16], of groups from `first` on.
@@ -296,17 +313,24 @@ class TileProducts {
     }
 
     void multiply_blocks(const RowGroup& group, float* sums) {
-        tiles_.want(kind_, num_left_);
-        const Sums kind = kind_ == Kind::HALVES ? Sums::HALVES : has_minima_ ? Sums::MINIMA : Sums::PLAIN;
-        const bool is_rest = group.num_rows < kMaxGroup;
-        const auto function = kind == Sums::HALVES   ? (is_rest ? tile_of_blocks<Sums::HALVES, true> : tile_of_blocks<Sums::HALVES, false>)
-                              : kind == Sums::MINIMA ? (is_rest ? tile_of_blocks<Sums::MINIMA, true> : tile_of_blocks<Sums::MINIMA, false>)
-                                                     : (is_rest ? tile_of_blocks<Sums::PLAIN, true> : tile_of_blocks<Sums::PLAIN, false>);
-        function(columns_, x_, group.first, group.num_rows, w_.num_blocks, sums);
+        tiles_.want(kind_, num_tile_rows_, num_left_);
+        const auto function = kind_ == Kind::HALVES ? tile_of_blocks<Sums::HALVES>
+                              : has_minima_         ? tile_of_blocks<Sums::MINIMA>
+                                                    : tile_of_blocks<Sums::PLAIN>;
+        function(columns_, x_, group.first, group.num_rows, num_tile_rows_, w_.num_blocks, ahead_, sums);
+        ahead_.next = nullptr;
+    }
+
+    // The next tile, where it lies behind this one: asked for while this one is multiplied.
+    Ahead expected() const {
+        if (tile_ + 1 == w_.tiles + w_.num_tiles) return {nullptr, 0};
+        const ptrdiff_t bytes = tile_[1].data - tile_->data;
+        const bool is_behind = bytes > 0 && bytes <= ptrdiff_t(w_.num_blocks) * 1024;
+        return {is_behind ? tile_[1].data : nullptr, int(bytes / w_.num_blocks)};
     }
 
     void multiply_steps(int first, int count, float* sums) {
-        tiles_.want(Kind::STEPS, num_left_);
+        tiles_.want(Kind::STEPS, num_tile_rows_, num_left_);
         const RowGroup& group = groups_[first];
         const size_t row = size_t(group.first);
         if (tile_->format == Format::BF16) {
@@ -344,10 +368,11 @@ class TileProducts {
     const bool bf16_;
     const RowGroup* groups_;
     ProductTiles& tiles_;
-    const int which_, num_left_;
+    const int which_, num_left_, num_tile_rows_;
     const Tile* tile_ = nullptr;
     Kind kind_ = Kind::NONE;
     bool has_minima_ = false;
+    Ahead ahead_{nullptr, 0};
     UnpackedColumns columns_{nullptr, 0};
 };
 

@@ -16,6 +16,8 @@
 namespace headrace {
 namespace HEADRACE_ISA {
 
+constexpr int kFewestTileRows = 9;  // fewer of a group are done without tiles: their operands cost as much as sixteen's
+
 #define INLINE_LAMBDA __attribute__((always_inline))
 
 // How a kernel wants its tiles; all are zero at first.
