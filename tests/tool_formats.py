@@ -262,7 +262,7 @@ def _gigachat(content: str, calls: Calls) -> str:
 
 
 def _gigachat_role(content: str, calls: Calls) -> str:
-    return content + "".join(f"\n\nfunction call<|role_sep|>\n{call}" for call in _objects(calls))
+    return content + "".join(f"<|message_sep|>\n\nfunction call<|role_sep|>\n{call}" for call in _objects(calls))
 
 
 _MINIMAX = "]<]minimax[>["
@@ -479,6 +479,8 @@ SAMPLES = [
     Sample("gigachat", '\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Paris"}}', "", (PARIS,)),
     Sample("gigachat", 'a function call, a function call<|role_sep|>\n{"city": "Paris"}', 'a function call, a function call<|role_sep|>\n{"city": "Paris"}'),
     Sample("gigachat", "<|function_call|>?", "<|function_call|>?"),
+    Sample("gigachat", 'Now.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Paris"}}', "Now.", (PARIS,)),
+    Sample("gigachat", "<|message_sep|>\n\nfunction call me", "<|message_sep|>\n\nfunction call me"),
     Sample("solar", '<|think|>The user wants weather.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{"city": "Paris"}<|tool_call:end|><|tool_call:begin|>b1b2c3d4e5<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>', "", (PARIS, ("stop", {})), "The user wants weather."),
     Sample("solar", "<|think|>A.<|end|><|begin|>assistant<|content|>It is C.<|end|>", "It is C.", (), "A."),
     Sample("solar", "<|content|>It is C.", "It is C."),

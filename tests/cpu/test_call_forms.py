@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from tests.cpu.test_bfcl_round_trip import ARCHIVE, tasks
 from tests.tool_formats import calls_of, parsed
-from tests.walks import backend_of_bytes, random_answer
+from tests.walks import accepts, backend_of_bytes, random_answer
 
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
 from headrace.server.tools.answer_form import answer_form
@@ -103,7 +103,7 @@ def marks_of(format_name: str) -> tuple[str, ...]:
     """What models of this format have as control tokens: whatever stands in brackets."""
     parser = FORMATS[format_name].parser
     marks = dict.fromkeys((*parser.markers, *parser.shown_tokens))
-    return tuple(mark for mark in marks if mark[0] + mark[-1] in ("<>", "[]", "][") and not mark.endswith("="))
+    return tuple(mark for mark in marks if mark[0] + mark.rstrip()[-1] in ("<>", "[]", "][") and not mark.endswith("="))
 
 
 def form_of(spelling: str, use: ToolUse) -> StructuredOutput:
@@ -179,6 +179,22 @@ def test_beside_a_form_an_answer_is_calls_or_of_the_form(spelling: str) -> None:
             assert json.loads(parsed(format_name, [text], Tools(SCHEMAS)).content) in ({"ok": True}, {"ok": False})
             seen.add("form")
     assert seen == {"calls", "form"}
+
+
+@pytest.mark.parametrize("message_end", ["<|message_sep|>", "<|message_sep|>\n\n"])
+def test_a_call_in_a_role_of_its_own_comes_behind_the_end_of_the_message(message_end: str) -> None:
+    """As the model's template writes it, whether the mark's line breaks belong to its token or not."""
+    marks = (message_end, "<|role_sep|>\n")
+    backend = backend_of_bytes(marks)
+    call = 'function call<|role_sep|>\n{"name": "stop", "arguments": {}}'
+    called = "<|message_sep|>\n\n" + call
+    must = form_of("gigachat, as a role", use_of({"stop": STOP}, must_call=True))
+    assert accepts(backend, must, called, marks)
+    assert not accepts(backend, must, call, marks)
+    may = form_of("gigachat, as a role", strict_use({"stop": STOP}))
+    assert accepts(backend, may, "I stop." + called, marks)
+    assert accepts(backend, may, "I stop.", marks)
+    assert not accepts(backend, may, called.replace("{}", '{"a": 1}'), marks)
 
 
 @pytest.mark.slow

@@ -257,7 +257,7 @@ def test_a_damaged_chat_template_ends_the_start_and_leaves_no_engine(tmp_path: P
     template.write_text("{% if messages")
     status, output = ended("--chat-template", str(template), *SMALL)
     assert status == 3
-    assert "the chat template is damaged" in output
+    assert "damaged.jinja: the chat template is damaged: line 1" in " ".join(output.split())
     engine = re.search(r"pid (\d+)", output)
     assert engine is not None
     assert not is_alive(int(engine[1]))

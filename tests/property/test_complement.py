@@ -1,4 +1,5 @@
-"""A schema and its complement share out all values between them: each is valid by exactly one."""
+"""A schema and its complement share out all values between them: each is valid by exactly one. Where no keywords say that,
+there is no complement."""
 
 from typing import Any
 
@@ -15,10 +16,20 @@ values: st.SearchStrategy[Any] = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("pqr"), inner, max_size=3)
 )
 TYPES = ["null", "boolean", "object", "array", "number", "string"]
+ALWAYS: list[Any] = [
+    *(None, True, False, "", "a", "b", "ab", "aba", "]^-."),
+    *(number / 2 for number in range(-8, 9)),
+    *([0] * length for length in range(5)),
+    *({}, {"p": 1}, {"p": "a", "q": []}, {"q": None, "r": 0.5}, {"p": True, "q": "ab", "r": {}}),
+]
+"""What lies on both sides of every bound that is drawn."""
+lists_of_types = st.lists(st.sampled_from([*TYPES, "integer"]), min_size=1, unique=True).filter(
+    lambda kinds: "integer" not in kinds or "number" in kinds  # numbers that are no integers have no name
+)
 flat = st.fixed_dictionaries(
     {},
     optional={
-        "type": st.sampled_from(TYPES) | st.lists(st.sampled_from([*TYPES, "integer"]), min_size=1, unique=True),
+        "type": st.sampled_from(TYPES) | lists_of_types,
         "enum": st.lists(scalars, min_size=1, max_size=4),
         "const": scalars,
         "minimum": numbers,
@@ -49,12 +60,42 @@ schemas: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+UNSAYABLE: list[Any] = [
+    {"type": "integer"},
+    {"type": ["integer", "string"]},
+    {"enum": [[], "a"]},
+    {"const": {}},
+    {"const": 2**60},
+    {"minimum": 2**60},
+    {"maxLength": 1.5},
+    {"pattern": "a"},
+    {"multipleOf": 2},
+    {"oneOf": [{}]},
+    {"items": {"type": "string"}},
+    {"$ref": "#/$defs/a"},
+]
+around = st.sampled_from(
+    [
+        lambda inner: inner,
+        lambda inner: {"allOf": [{"type": "null"}, inner]},
+        lambda inner: {"anyOf": [inner, {"type": "null"}]},
+        lambda inner: {"properties": {"p": inner}},
+    ]
+)
+
+
+@given(schema=st.sampled_from(UNSAYABLE), wraps=st.lists(around, max_size=3))
+def test_what_cannot_be_said_the_other_way_round_has_no_complement_wherever_it_stands(schema: Any, wraps: list[Any]) -> None:
+    for wrap in wraps:
+        schema = wrap(schema)
+    assert complement(schema) is None
+
+
 @settings(max_examples=400, deadline=None)
 @given(schema=schemas, instances=st.lists(values, min_size=1, max_size=12))
 def test_a_value_is_valid_by_a_schema_or_by_its_complement(schema: Any, instances: list[Any]) -> None:
     opposite = complement(schema)
-    if opposite is None:
-        return
-    for instance in instances:
-        is_valid = Draft202012Validator(schema).is_valid(instance)
-        assert Draft202012Validator(opposite).is_valid(instance) is not is_valid, (schema, opposite, instance)
+    assert opposite is not None, "each of these keywords has an opposite, wherever it stands"
+    one, other = Draft202012Validator(schema), Draft202012Validator(opposite)
+    for instance in (*ALWAYS, *instances):
+        assert one.is_valid(instance) is not other.is_valid(instance), (schema, opposite, instance)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.small_minds import EOS, VOCAB_SIZE, configs, expected_answer, prompts
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ContextLengthError, InvalidRequestError
@@ -23,46 +24,6 @@ from headrace.engine.mind.step import NewSequence, StepPlan, StepResult
 from headrace.engine.mind.update import FinishReason, RequestUpdate
 from headrace.sim.invariants import check_step
 from headrace.sim.worker import SimulatedWorker, beam_candidates, choose_any_of, fingerprint
-
-VOCAB_SIZE = 20
-EOS = 7
-
-configs = st.builds(
-    SchedulerConfig,
-    max_model_len=st.just(40),
-    num_blocks=st.sampled_from([10, 12, 20, 40]),
-    block_size=st.just(4),
-    max_num_batched_tokens=st.sampled_from([4, 7, 16, 64]),
-    max_num_seqs=st.sampled_from([1, 3, 4]),
-    max_tokens_per_prompt_chunk=st.sampled_from([1, 3, 8, 64]),
-    policy=st.sampled_from(SchedulingPolicy),
-    max_bypasses=st.sampled_from([0, 1, 5]),
-    enable_prefix_caching=st.booleans(),
-    max_steps_in_flight=st.sampled_from([1, 2, 3]),
-)
-# Few distinct beginnings, so that sharing is common; lengths on both sides of block boundaries.
-prompts = st.builds(
-    lambda start, body: (*((start,) * 9)[: len(body)], *body),
-    st.integers(0, 1),
-    st.lists(st.integers(0, 2), min_size=1, max_size=14),
-)
-
-
-def expected_answer(request: Request, sample_index: int) -> list[int]:
-    """What a client gets if the machine did nothing else in the world."""
-    sampling = request.sampling
-    state = 0
-    for token_id in request.prompt_token_ids:
-        state = fingerprint(state, token_id)
-    answer: list[int] = []
-    while len(answer) < sampling.max_tokens:
-        token_id = fingerprint(state ^ sampling.seed, sample_index) % VOCAB_SIZE
-        answer.append(token_id)
-        stops = token_id in sampling.stop_token_ids or (token_id == EOS and not sampling.ignore_eos)
-        if stops and len(answer) > sampling.min_tokens:
-            break
-        state = fingerprint(state, token_id)
-    return answer
 
 
 def expected_beams(request: Request) -> list[list[int]]:

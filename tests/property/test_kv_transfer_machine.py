@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.small_minds import EOS, VOCAB_SIZE, configs, expected_answer, prompts
 
 from headrace.base.clock import Nanos
 from headrace.base.ids import BlockId, RequestId
@@ -21,27 +22,9 @@ from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.step import StepPlan
 from headrace.engine.mind.update import FinishReason, RequestUpdate
 from headrace.sim.invariants import check_step
-from headrace.sim.worker import SimulatedWorker, choose_any_of, fingerprint
+from headrace.sim.worker import SimulatedWorker, choose_any_of
 
-VOCAB_SIZE = 20
 LEASE_NS = 20
-
-configs = st.builds(
-    SchedulerConfig,
-    max_model_len=st.just(40),
-    num_blocks=st.sampled_from([10, 12, 20, 40]),
-    block_size=st.just(4),
-    max_num_batched_tokens=st.sampled_from([4, 7, 16, 64]),
-    max_num_seqs=st.sampled_from([1, 3, 4]),
-    max_tokens_per_prompt_chunk=st.sampled_from([1, 3, 64]),
-    enable_prefix_caching=st.booleans(),
-    max_steps_in_flight=st.sampled_from([1, 2, 3]),
-)
-prompts = st.builds(
-    lambda start, body: (*((start,) * 9)[: len(body)], *body),
-    st.integers(0, 1),
-    st.lists(st.integers(0, 2), min_size=1, max_size=14),
-)
 
 
 @dataclass
@@ -57,7 +40,9 @@ class Side:
     in_flight: deque[StepPlan] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.core = EngineCore(self.config, identity_digest=b"test", connector=self, transfer=self.transfer)
+        self.core = EngineCore(
+            self.config, eos_token_ids=(EOS,), identity_digest=b"test", connector=self, transfer=self.transfer
+        )
         self.worker = SimulatedWorker(
             num_blocks=self.config.num_blocks, block_size=self.config.block_size, choose=choose_any_of(VOCAB_SIZE)
         )
@@ -78,17 +63,6 @@ class Side:
         self.sources[request.request_id] = KVSource(
             engine_id=self.engine_id, request_id=request.request_id, block_ids=tuple(block_ids), num_tokens=num_tokens
         )
-
-
-def expected_answer(request: Request, sample_index: int) -> list[int]:
-    state = 0
-    for token_id in request.prompt_token_ids:
-        state = fingerprint(state, token_id)
-    answer: list[int] = []
-    while len(answer) < request.sampling.max_tokens:
-        answer.append(fingerprint(state ^ request.sampling.seed, sample_index) % VOCAB_SIZE)
-        state = fingerprint(state, answer[-1])
-    return answer
 
 
 class KVTransferMachine(RuleBasedStateMachine):
@@ -121,13 +95,16 @@ class KVTransferMachine(RuleBasedStateMachine):
         num_sequences=st.sampled_from([1, 1, 2]),
         salt=st.sampled_from(["", "", "tenant"]),
         seed=st.integers(0, 1),
+        ignore_eos=st.booleans(),
     )
-    def ask(self, prompt: tuple[int, ...], max_tokens: int, num_sequences: int, salt: str, seed: int) -> None:
+    def ask(
+        self, prompt: tuple[int, ...], max_tokens: int, num_sequences: int, salt: str, seed: int, ignore_eos: bool
+    ) -> None:
         """A prompt is computed on the one side; what is asked of the other is what was asked for."""
         request = Request(
             request_id=RequestId(f"r{len(self.asked)}"),
             prompt_token_ids=prompt,
-            sampling=SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=True),
+            sampling=SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos),
             num_sequences=min(num_sequences, self.configs[1].max_num_seqs),
             cache_salt=salt,
         )
@@ -218,7 +195,7 @@ class KVTransferMachine(RuleBasedStateMachine):
             assert answer == expected[: len(answer)]
             if update.finish_reason is not None:
                 self.ended[key] = update.finish_reason
-                assert update.finish_reason is not FinishReason.LENGTH or answer == expected
+                assert update.finish_reason not in (FinishReason.LENGTH, FinishReason.STOP) or answer == expected
                 if update.finish_reason is FinishReason.ERROR:
                     assert self.transfer.load_failure_policy is LoadFailurePolicy.FAIL
 

@@ -86,3 +86,25 @@ def test_a_step_beyond_what_was_fitted_ends_the_rehearsal_with_the_way_out(
     assert rehearse(workload, {"steps": STEPS, "fitted": fitted})[0] == EXIT_USAGE
     assert "set extrapolate = true" in capsys.readouterr().err
     assert rehearse(workload, {"steps": STEPS, "fitted": fitted, "extrapolate": True})[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ({"scheduler": {**SCHEDULER, "max_num_batched_token": 64}}, "did you mean 'max_num_batched_tokens'"),
+        ({"scheduler": {"num_blocks": 2000}}, "[scheduler] needs max_model_len"),
+        ({"cost": {"fixed_ns": -1}}, "fixed_ns of at least 1"),
+        ({"cost": {"fixed_n": 1}}, "there is no key 'fixed_n' in [cost]; did you mean 'fixed_ns'?"),
+        ({"front_end": {"chunk_us": -3.0}}, "chunk_us must not be negative, not -3"),
+        ({"steps": {**STEPS, "knots": [1, 64]}}, "knot_us must have a time for each"),
+        ({"speed_spread": -0.5}, "speed_spread must not be negative"),
+        ({"gpu": {"device": "h100_sxm", "model": "qwen3-8b", "tuning": {"host_us": -1.0}}}, "host_us must not be negative"),
+    ],
+)
+def test_what_is_wrong_in_an_engine_file_is_named(
+    engine: dict[str, object], told: str, workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, path = rehearse(workload, engine)
+    assert status == EXIT_USAGE
+    message = capsys.readouterr().err
+    assert told in message and str(path) in message

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.base.clock import ManualClock, Nanos
 from headrace.base.errors import ConfigurationError
+from headrace.base.ids import RequestId
 from headrace.base.rng import stream
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.kv_transfer import LoadFailurePolicy
@@ -22,7 +23,7 @@ from headrace.measure.workload.lengths import Fixed, LogNormal
 from headrace.measure.workload.prompts import at, random_requests, sessions, shared_prefix_requests
 from headrace.measure.workload.request import ChatPrompt, Segment, TokenPrompt, Workload, WorkloadRequest
 from headrace.measure.workload.traces import read_mooncake
-from headrace.router.mind.disaggregation import DisaggregationConfig
+from headrace.router.mind.disaggregation import DisaggregationConfig, Leg
 from headrace.router.mind.endpoint import EndpointRole
 from headrace.sim.cost_model import EngineModel, GpuDeployment
 from headrace.sim.events import EventQueue, Rank
@@ -44,6 +45,7 @@ from headrace.sim.fleet_spec import (
 from headrace.sim.front_end import FrontEndCost
 from headrace.sim.network import Network
 from headrace.sim.perfetto import perfetto_trace
+from headrace.sim.watch import Watch
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 FACTS = RunFacts(source="simulated", duration_ns=Nanos(0))
@@ -240,6 +242,25 @@ def test_clients_that_lose_patience_leave_and_their_work_stops() -> None:
     assert [record.error for record in outcome.run.records] == ["timeout"] * 4
     assert {record.finished_ns for record in outcome.run.records} == {3_000_000_000}
     assert outcome.num_steps < 500
+
+
+def test_what_is_too_long_for_its_replica_ends_at_once_with_the_reason_and_is_tried_nowhere_else() -> None:
+    long = WorkloadRequest(request_id="long", prompt=TokenPrompt((Segment("p", 8_000),)), num_output_tokens=500, at_s=1.0)
+    asked = Workload(name="one", requests=(long,))
+    for spec in (fleet(3, client=ClientSpec(max_retries=2)), handing_over(client=ClientSpec(max_retries=2))):
+        outcome = rehearse(spec, asked, watch=(watch := _Dispatches()))
+        (record,) = outcome.run.records
+        assert record.error == "http 400" and "max_model_len is 8192" in record.error_detail
+        assert record.finished_ns < 1.2e9 and record.num_output_tokens == 0
+        assert watch.legs in ([Leg.WHOLE], [Leg.PREFILL, Leg.DECODE])
+
+
+class _Dispatches(Watch):
+    def __init__(self) -> None:
+        self.legs: list[Leg] = []
+
+    def dispatched(self, replica: str, epoch: int, request_id: RequestId, generation: int, leg: Leg) -> None:
+        self.legs.append(leg)
 
 
 def test_cold_replicas_serve_when_they_have_read_their_weights() -> None:

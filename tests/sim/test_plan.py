@@ -15,7 +15,7 @@ from headrace.measure.workload.lengths import Fixed
 from headrace.measure.workload.prompts import at, random_requests
 from headrace.measure.workload.request import TextPrompt, Workload, WorkloadRequest
 from headrace.sim.cost_model import GpuDeployment
-from headrace.sim.plan import Plan, Promise, Space, known_prices, longest, plan, read_prices
+from headrace.sim.plan import ExpertLayout, Plan, Promise, Space, known_prices, longest, plan, read_prices
 from headrace.sim.rate_match import Demand, answer_s, prompt_s
 
 SPACE = Space(
@@ -133,3 +133,15 @@ def test_what_a_workload_needs_grows_with_its_prompts_and_answers(
     assert prompt_s(gpu, more) >= prompt_s(gpu, small)
     room = {"num_tokens_of_kv": 400_000, "max_num_seqs": 256, "itl_ms": 10 * pace}
     assert answer_s(gpu, more, **room) >= answer_s(gpu, small, **room)  # type: ignore[arg-type]
+
+
+def test_of_a_model_with_experts_layouts_with_whole_experts_are_searched_too() -> None:
+    space = dataclasses.replace(SPACE, devices=("h100_sxm",), tensor_parallel_sizes=(8,), max_replicas=4)
+    both = planned("qwen3-235b-a22b", space=space, ttft=2_000.0)
+    layouts = {one.shape.layout for one in both.candidates} | set(both.left_out)
+    assert {"h100_sxm x8", "h100_sxm x8 EP8"} <= layouts
+    only = planned(
+        "qwen3-235b-a22b", ttft=2_000.0,
+        space=dataclasses.replace(space, expert_layouts=(ExpertLayout.EXPERT,)),
+    )  # fmt: skip
+    assert {one.shape.layout for one in only.candidates} == {"h100_sxm x8 EP8"}

@@ -5,8 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.base.clock import Nanos
+from headrace.base.clock import ManualClock, Nanos
 from headrace.engine.mind.config import SchedulerConfig
+from headrace.engine.mind.step import StepPlan
 from headrace.measure.report.record import Run, RunFacts
 from headrace.measure.report.result_file import read_results, write_result
 from headrace.measure.report.summary import summarize
@@ -36,6 +37,19 @@ def test_latencies_are_those_of_the_stated_cost() -> None:
     assert record.first_chunk_ns == 1000 + 100 * 10
     assert record.gaps_ns == (1010, 1010, 1010)
     assert (record.num_prompt_tokens, record.num_output_tokens, record.finish_reason) == (100, 4, "length")
+
+
+def test_a_machine_that_slows_down_takes_longer_from_that_moment_on() -> None:
+    """Half as fast after 3 µs: the steps that were submitted before are not longer."""
+    clock = ManualClock()
+
+    def cost(plan: StepPlan) -> Nanos:
+        return Nanos(1000 if clock.now() < 3000 else 2000)
+
+    workload = Workload(name="test", requests=tuple(random_requests(1, inputs=Fixed(10), outputs=Fixed(8))))
+    config = msgspec.structs.replace(CONFIG, max_steps_in_flight=1)
+    (record,) = run_workload(workload, config=config, cost=cost, facts=FACTS, clock=clock).records
+    assert (record.first_chunk_ns, *record.gaps_ns) == (1000, 1000, 1000, 2000, 2000, 2000, 2000, 2000)
 
 
 def test_every_request_ends_once_and_littles_law_is_exact() -> None:

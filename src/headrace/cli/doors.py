@@ -43,8 +43,10 @@ class Doors:
         self._options = options
         self._config = config
         self._special_tokens = tokenizer.special_tokens
-        source = chat_template or tokenizer.chat_template
-        self._template = None if source is None else ChatTemplate(source, self._special_tokens)
+        source, file = tokenizer.chat_template, tokenizer.chat_template_file
+        if chat_template:
+            source, file = chat_template, options.chat_template
+        self._template = None if source is None else ChatTemplate(source, self._special_tokens, file=file)
 
     async def answer(self, client: EngineClient, listener: socket.socket, *, stop: asyncio.Event, console: Console) -> int:
         """Serves until told to stop, or until the engine is dead for good. Returns the process's exit status."""

@@ -4,6 +4,7 @@ Composes the search and prints; decides nothing.
 """
 
 import argparse
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from headrace.base.errors import ConfigurationError
+from headrace.cli.garbage import collector_at_rest
 from headrace.cli.output_files import output_file, write_output
 from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console
@@ -24,7 +26,7 @@ from headrace.measure.workload.request import Workload
 from headrace.router.mind.profile import POLICIES
 from headrace.sim.cost.gpu import Precision
 from headrace.sim.cost_model import EngineModel, GpuDeployment, known_shape
-from headrace.sim.plan import Candidate, Plan, Promise, Space, known_prices, plan, read_prices, rehearse
+from headrace.sim.plan import Candidate, ExpertLayout, Plan, Promise, Space, known_prices, plan, read_prices, rehearse
 from headrace.specs.device import device
 
 _SHOWN_ROWS = 8
@@ -70,6 +72,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="only fleets that compute prompts where answers are, or only those that do not (default any)",
     )  # fmt: skip
     parser.add_argument(
+        "--expert-layouts", nargs="+", choices=list(ExpertLayout), default=list(ExpertLayout), type=ExpertLayout,
+        help="of a model with experts: tensor: each GPU of a replica has a part of every expert; expert: each has "
+        "whole ones (default both)",
+    )  # fmt: skip
+    parser.add_argument(
         "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
     )
     parser.add_argument("--kv-cache-dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="(default bfloat16)")
@@ -100,6 +107,7 @@ def run(options: argparse.Namespace) -> int:
         max_replicas=options.max_replicas,
         is_aggregated=options.serving != "disaggregated",
         is_disaggregated=options.serving != "aggregated",
+        expert_layouts=tuple(dict.fromkeys(options.expert_layouts)),
     )
     precision = Precision(gemm=options.dtype, experts=options.dtype, kv=options.kv_cache_dtype)
     deployment = GpuDeployment(device=space.devices[0], model=options.model, precision=precision)
@@ -134,11 +142,14 @@ def _search(
     console: Console,
 ) -> Plan:
     columns = (SpinnerColumn(), TextColumn("rehearsing {task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar, collector_at_rest():
         task = bar.add_task("", total=None)
-        return plan(
-            workload, deployment, promise, space, prices, on_rehearsal=lambda name: bar.update(task, description=name)
-        )
+
+        def begin(name: str) -> None:
+            gc.collect()  # the fleet before
+            bar.update(task, description=name)
+
+        return plan(workload, deployment, promise, space, prices, on_rehearsal=begin)
 
 
 def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -> None:
@@ -222,6 +233,7 @@ def _figures(one: Candidate) -> dict[str, Any]:
     prefill = one.setup.prefill
     apart = {} if prefill is None else {
         "prefill_tensor_parallel_size": prefill.gpu.tensor_parallel_size,
+        "prefill_expert_parallel_size": prefill.gpu.expert_parallel_size,
         "prefill_max_num_batched_tokens": prefill.scheduler.max_num_batched_tokens,
         "num_prefill_replicas": one.setup.num_prefill,
     }  # fmt: skip
@@ -230,6 +242,7 @@ def _figures(one: Candidate) -> dict[str, Any]:
         **apart,
         "device": one.shape.gpu.device,
         "tensor_parallel_size": one.shape.gpu.tensor_parallel_size,
+        "expert_parallel_size": one.shape.gpu.expert_parallel_size,
         "max_num_batched_tokens": one.shape.scheduler.max_num_batched_tokens,
         "policy": one.shape.policy,
         "num_replicas": one.num_replicas,

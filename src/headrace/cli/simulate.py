@@ -15,11 +15,12 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.units import seconds
 from headrace.cli.engine_file import read_engine_file
+from headrace.cli.garbage import collector_at_rest
 from headrace.cli.interval_view import show_interval
 from headrace.cli.output_files import output_file, write_output
 from headrace.cli.parser import at_least_one
 from headrace.cli.report_view import report_console, show_summary
-from headrace.cli.simulate_cases import case_names, run_cases
+from headrace.cli.simulate_cases import case_names, run_cases, show_story
 from headrace.cli.simulate_fleet import add_options, run_fleet
 from headrace.cli.workload_files import read_workload_file
 from headrace.engine.host.recording import read_recording
@@ -31,6 +32,7 @@ from headrace.sim.cost_model import EngineModel
 from headrace.sim.fault_cases import CASES
 from headrace.sim.replay import replay
 from headrace.sim.scenario import run_scenario
+from headrace.sim.shrink import describe, shorten_scenario
 from headrace.sim.simulation import Outcome
 from headrace.sim.workload_run import run_workload
 
@@ -138,7 +140,7 @@ def _run_workload(path: Path, engine: Path | None, result: Path | None, console:
         cost = model.step_cost(speed=speed)
         return run_workload(workload, config=model.scheduler, cost=cost, facts=facts, front_end=model.front_end)
 
-    with console.status("rehearsing"):
+    with console.status("rehearsing"), collector_at_rest():
         run = rehearse(1.0)
         bounds = [summarize(rehearse(speed)) for speed in model.speeds_90] if model.has_interval else []
     summary = summarize(run)
@@ -177,9 +179,12 @@ def _simulate(first_seed: int, num_seeds: int, num_requests: int, console: Conso
         for seed in progress.track(range(first_seed, first_seed + num_seeds), description="rehearsing"):
             try:
                 outcome = run_scenario(seed, num_requests=num_requests)
-            except AssertionError as failure:
-                console.print(f"[red]seed {seed}: {failure}[/red]")
+            except Exception as failure:  # whatever broke: the seed reproduces it
+                console.print(f"seed {seed}: {describe(failure)}", style="red", markup=False)
                 console.print(f"reproduce with: headrace simulate --seed {seed} --num-requests {num_requests}")
+                story = shorten_scenario(seed, num_requests=num_requests)
+                if story is not None:
+                    show_story(console, story)
                 return 1
             if num_seeds <= _SHOWN_ROWS:
                 table.add_row(str(seed), *_describe(outcome))

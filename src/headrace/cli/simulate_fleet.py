@@ -4,9 +4,6 @@ Composes, prints and writes files; decides nothing.
 """
 
 import argparse
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -18,6 +15,7 @@ from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
 from headrace.base.units import nanos, seconds
 from headrace.cli.fleet_file import read_fleet
+from headrace.cli.garbage import collector_at_rest
 from headrace.cli.interval_view import show_interval
 from headrace.cli.output_files import output_file, write_output
 from headrace.cli.report_view import show_summary
@@ -156,7 +154,7 @@ def _rehearse(
     columns = (
         TextColumn("rehearsing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bar, _collector_at_rest():
+    with Progress(*columns, console=console, transient=True) as bar, collector_at_rest():
         task = bar.add_task("", total=len(workload.requests))
 
         def show(progress: FleetProgress) -> None:
@@ -177,16 +175,3 @@ def _rehearse(
         f"{outcome.num_steps:,} steps, {outcome.num_events:,} events[/]"
     )
     return outcome
-
-
-@contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """A rehearsal makes many objects and no cycles worth looking for; looking would cost a tenth of its time."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()

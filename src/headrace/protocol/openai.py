@@ -8,9 +8,15 @@ table of its own: `server/refusals.py`.
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 # Requests
+
+Unread = msgspec.Raw
+"""A JSON value as it was sent, not looked into: schemas of 100 kB come with every request, and are read where they are new.
+Its bytes are JSON but for strings that may be no UTF-8; none where the field is absent, `null` where it is null."""
+ABSENT: Any = msgspec.field(default_factory=msgspec.Raw)
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
@@ -128,8 +134,8 @@ class JsonSchemaFormat(Struct, forbid_unknown_fields=True, frozen=True):
     name: Annotated[str | None, Meta(description="Your name for it. Accepted; has no effect here.")] = None
     description: Annotated[str | None, Meta(description="What it is for. Accepted; has no effect here.")] = None
     schema: Annotated[
-        Any, Meta(description="The JSON Schema, draft 2020-12. A keyword that cannot be enforced is refused by name.")
-    ] = None
+        Unread, Meta(description="The JSON Schema, draft 2020-12. A keyword that cannot be enforced is refused by name.")
+    ] = ABSENT
     strict: Annotated[bool | None, Meta(description="Accepted; the schema is enforced whatever it says.")] = None
 
 
@@ -142,7 +148,7 @@ class ResponseFormat(Struct, forbid_unknown_fields=True, frozen=True):
              "`structural_tag`: free text in which some tags have a form."),
     ]  # fmt: skip
     json_schema: Annotated[JsonSchemaFormat | None, Meta(description="For type `json_schema`.")] = None
-    schema: Annotated[Any, Meta(description="For type `json_object`, as llama.cpp has it: a JSON Schema.")] = None
+    schema: Annotated[Unread, Meta(description="For type `json_object`, as llama.cpp has it: a JSON Schema.")] = ABSENT
     structures: Annotated[
         list[Any] | None, Meta(description="For type `structural_tag`: objects of `begin`, `schema` and `end`.")
     ] = None
@@ -155,14 +161,14 @@ class ResponseFormat(Struct, forbid_unknown_fields=True, frozen=True):
 class StructuredOutputs(Struct, forbid_unknown_fields=True, frozen=True):
     """The form of the answer: exactly one of the first six."""
 
-    json: Annotated[Any, Meta(description="A JSON Schema, as an object or as text.")] = None
+    json: Annotated[Unread, Meta(description="A JSON Schema, as an object or as text.")] = ABSENT
     regex: Annotated[str | None, Meta(description="A regular expression that the whole answer matches.")] = None
     choice: Annotated[list[str] | None, Meta(description="Texts, one of which is the answer.")] = None
     grammar: Annotated[str | None, Meta(description="A grammar in GBNF (llama.cpp's) or in Lark's notation.")] = None
     json_object: Annotated[bool | None, Meta(description="True: any JSON object.")] = None
     structural_tag: Annotated[
-        Any, Meta(description="Free text in which some tags have a form: an object or its JSON text.")
-    ] = None
+        Unread, Meta(description="Free text in which some tags have a form: an object or its JSON text.")
+    ] = ABSENT
     disable_any_whitespace: Annotated[bool | None, Meta(description="Write JSON without spaces and line breaks.")] = None
     disable_additional_properties: Annotated[
         bool | None, Meta(description="Objects have no properties but those that the schema names.")

@@ -98,7 +98,8 @@ class RequestDecoder(Generic[T]):
         if not isinstance(fields, dict):
             raise InvalidRequestError("the body must be a JSON object")
         try:
-            return msgspec.convert(self._without_refused(fields), self._type, str_keys=True)
+            # Written anew rather than converted: a type may want parts of it unread.
+            return self._decoder.decode(msgspec.json.encode(self._without_refused(fields)))
         except (msgspec.ValidationError, RecursionError) as error:
             raise self._explain(error) from None
 

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
-from headrace.protocol.openai import GenerationFields, ResponseFormat, StructuredOutputs
+from headrace.protocol.openai import GenerationFields, ResponseFormat, StructuredOutputs, Unread
 
 _ANY_OBJECT = '{"type":"object"}'
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -37,16 +37,17 @@ def _of_response_format(asked: ResponseFormat) -> StructuredOutput | None:
         case "text":
             return None
         case "json_object":
-            schema = _ANY_OBJECT if asked.schema is None else _json(asked.schema)
-            field = "response_format" if asked.schema is None else "response_format.schema"
-            return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=schema, field=field)
+            if not _is_given(asked.schema):
+                return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=_ANY_OBJECT, field="response_format")
+            field = "response_format.schema"
+            return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=_as_sent(asked.schema, field), field=field)
         case "json_schema":
-            if asked.json_schema is None or asked.json_schema.schema is None:
+            if asked.json_schema is None or not _is_given(asked.json_schema.schema):
                 path = "response_format.json_schema" + ("" if asked.json_schema is None else ".schema")
                 raise InvalidRequestError(f"{path} is required where the type is json_schema", param=path)
-            return StructuredOutput(
-                kind=OutputKind.JSON_SCHEMA, text=_json(asked.json_schema.schema), field="response_format.json_schema.schema"
-            )
+            field = "response_format.json_schema.schema"
+            text = _as_sent(asked.json_schema.schema, field)
+            return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=text, field=field)
         case "structural_tag":
             parts = {"structures": asked.structures, "triggers": asked.triggers, "format": asked.format}
             given = {name: value for name, value in parts.items() if value is not None}
@@ -54,7 +55,7 @@ def _of_response_format(asked: ResponseFormat) -> StructuredOutput | None:
 
 
 def _of_structured_outputs(asked: StructuredOutputs) -> StructuredOutput | None:
-    given = [name for name in _KINDS if getattr(asked, name) not in (None, False)]
+    given = [name for name in _KINDS if _is_given(getattr(asked, name))]
     if len(given) != 1:
         raise InvalidRequestError(
             f"structured_outputs must hold exactly one of {', '.join(_KINDS)}"
@@ -76,7 +77,7 @@ def _of_structured_outputs(asked: StructuredOutputs) -> StructuredOutput | None:
 def _kind_and_text(name: str, asked: StructuredOutputs) -> tuple[OutputKind, str]:
     match name:
         case "json":
-            return OutputKind.JSON_SCHEMA, _json(asked.json)
+            return OutputKind.JSON_SCHEMA, _as_sent(asked.json, "structured_outputs.json")
         case "json_object":
             return OutputKind.JSON_SCHEMA, _ANY_OBJECT
         case "regex":
@@ -87,9 +88,24 @@ def _kind_and_text(name: str, asked: StructuredOutputs) -> tuple[OutputKind, str
             return OutputKind.CHOICE, _json(asked.choice)
         case "grammar":
             return OutputKind.GRAMMAR, asked.grammar or ""
-    return OutputKind.STRUCTURAL_TAG, _json(asked.structural_tag)
+    return OutputKind.STRUCTURAL_TAG, _as_sent(asked.structural_tag, "structured_outputs.structural_tag")
+
+
+def _is_given(value: Any) -> bool:
+    """What is null, or a switch that is off, asks for nothing."""
+    if isinstance(value, Unread):
+        return bytes(value) not in (b"", b"null")
+    return value is not None and value is not False
+
+
+def _as_sent(value: Unread, field: str) -> str:
+    """A JSON value as its client wrote it, unread; of a string, the JSON text that it holds."""
+    raw = bytes(value)
+    try:
+        return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{field} is not valid JSON: {error}", param=field, code="invalid_json") from None
 
 
 def _json(value: Any) -> str:
-    """As JSON text; a string is JSON text already."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return msgspec.json.encode(value).decode()

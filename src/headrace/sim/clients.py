@@ -33,6 +33,8 @@ from headrace.sim.router_host import RouterHost
 _BYTES_PER_TOKEN = 4
 _TRYING_AGAIN = frozenset({"unavailable", "dropped", "no endpoint"})
 """Failures after which a client sends its request again, if it does that at all."""
+_REFUSED = "http 400"
+"""As the server would answer what it cannot do as asked, such as a prompt that is too long for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -213,8 +215,8 @@ class Clients:
             num_output_tokens=finish.num_tokens,
             num_cached_tokens=finish.num_cached_tokens,
             queued_ns=None if times is None else Nanos(times.scheduled - times.arrived),
-            finish_reason=str(finish.reason),
-            error="" if is_whole else str(finish.reason),
+            finish_reason="" if finish.is_refused else str(finish.reason),
+            error=_REFUSED if finish.is_refused else "" if is_whole else str(finish.reason),
             error_detail=finish.error,
         )
         self.on_finish(one.asked.request_id, finish)
@@ -249,6 +251,8 @@ class Clients:
         del self._open[one.request.request_id]
         one.is_open = False
         self.records.append(record)
+        if self.is_done():
+            self.events.stop()
         followers = self._followers.get(name, ())
         if any(isinstance(f.prompt, ChatPrompt) and f.prompt.continues for f in followers):
             self._contexts[name] = [*one.request.prompt_token_ids, *answer]

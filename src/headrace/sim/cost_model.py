@@ -4,8 +4,9 @@ The one door to `sim/cost/`: reads what `headrace calibrate` wrote or a person d
 Refuses steps beyond what was fitted, unless it is told to extrapolate; knows how far its numbers may be off.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
 
@@ -28,6 +29,10 @@ from headrace.specs.parallel import ParallelSpec
 
 _Z_90 = 1.6449
 """Standard deviations on each side that hold 90 % of a normal distribution."""
+
+
+DecodeRunTimes = Callable[[int, Iterable[int]], list[float]]
+"""(sequences, tokens of context for each of several steps) -> microseconds of each."""
 
 
 class FittedRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,6 +118,19 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
         return deviating
 
+    def decode_run_us(self) -> DecodeRunTimes:
+        """The same of steps that only decode, many at once."""
+        model, deviation = self.step_model(), self.deviation
+
+        def times(num_decodes: int, contexts: Iterable[int]) -> list[float]:
+            found = model.decode_run_us(num_decodes, contexts)
+            if deviation is None:
+                return found
+            factor = deviation.factor(num_decodes)
+            return [us * factor for us in found]
+
+        return times
+
 
 class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine in rehearsal: what its mind may do, how long its steps take, and what stands before it.
@@ -139,18 +157,25 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         given = [name for name in ("cost", "steps", "gpu") if getattr(self, name)]
         if len(given) > 1:
             raise ConfigurationError(f"an engine's steps have one cost, not {' and '.join(given)}: leave out all but one")
+        if not self.speed_spread >= 0:
+            raise ConfigurationError(f"speed_spread must not be negative, not {self.speed_spread:g}")
+        self._stated_cost()  # raises where it is none
 
     def step_cost(self, *, speed: float = 1.0) -> StepCost:
         """`speed` 1.1: a machine 10 % faster than the fitted one."""
         if self.gpu is not None:
-            return ModelledStepCost(self.gpu.step_us(), None, speed)
+            return ModelledStepCost(self.gpu.step_us(), None, speed, self.gpu.decode_run_us())
         if self.steps is not None:
             return ModelledStepCost(self.steps.step_us, None if self.extrapolate else self.fitted, speed)
-        try:
-            linear = LinearStepCost(**self.cost)
-        except TypeError as error:
-            raise ConfigurationError(f"[cost] {error}") from None
-        return linear.at_speed(speed)
+        return self._stated_cost().at_speed(speed)
+
+    def _stated_cost(self) -> LinearStepCost:
+        known = [field.name for field in dataclasses.fields(LinearStepCost)]
+        for name in self.cost:
+            if name not in known:
+                hint = nearest(name, known)
+                raise ConfigurationError(f"there is no key {name!r} in [cost]{hint} (known: {', '.join(known)})")
+        return LinearStepCost(**self.cost)
 
     @property
     def speeds_90(self) -> tuple[float, float]:
@@ -174,8 +199,16 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ModelledStepCost:
     """A `StepCost` of a function of a step's size. Raises ConfigurationError for steps beyond `fitted`."""
 
-    def __init__(self, step_us: Callable[[StepSize], float], fitted: FittedRange | None, speed: float) -> None:
+    def __init__(
+        self,
+        step_us: Callable[[StepSize], float],
+        fitted: FittedRange | None,
+        speed: float,
+        decode_run_us: DecodeRunTimes | None = None,
+    ) -> None:
+        """`decode_run_us`: what `step_us` says of many steps, where that is known sooner."""
         self._step_us = step_us
+        self._decode_run_us = decode_run_us
         self._fitted = fitted
         self._nanos_per_us = 1e3 / speed
 
@@ -186,6 +219,9 @@ class ModelledStepCost:
         """The durations of successive steps that each compute one token of each sequence, the first at `starts`: as if each
         were asked for."""
         count, context = len(starts), sum(starts) + len(starts)
+        if self._decode_run_us is not None:
+            found = self._decode_run_us(count, range(context, context + count * num_steps, count))
+            return [max(1, round(us * self._nanos_per_us)) for us in found]
         return [
             self.of(StepSize(num_decodes=count, decode_context=context + count * index, num_samples=count))
             for index in range(num_steps)

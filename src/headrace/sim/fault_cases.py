@@ -5,8 +5,9 @@ then nothing may be left over. What is told on the way is checked by `FleetInvar
 `SimulatedWorker`, and what clients get is held against what a model alone in the world would have answered.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -39,6 +40,7 @@ from headrace.sim.fleet_spec import (
 from headrace.sim.invariants import FleetInvariants
 from headrace.sim.prompts import SegmentedPrompt
 from headrace.sim.replica_host import Finish
+from headrace.sim.story import Story
 from headrace.sim.worker import SimulatedWorker, choose_any_of, fingerprint
 
 VOCAB_SIZE = 512
@@ -103,11 +105,33 @@ class CaseOutcome:
     finished_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnCase:
+    """What a seed stands for: a fleet with its faults, and what is asked of it."""
+
+    spec: FleetSpec
+    workload: Workload
+
+    def replaced(self, **fields: Any) -> "DrawnCase":
+        """With other faults, say."""
+        return replace(self, spec=msgspec.structs.replace(self.spec, **fields))
+
+    def with_requests(self, requests: tuple[WorkloadRequest, ...]) -> "DrawnCase":
+        return replace(self, workload=msgspec.structs.replace(self.workload, requests=requests))
+
+
+def draw_case(seed: int, name: str, *, num_requests: int) -> DrawnCase:
+    return DrawnCase(draw_fleet(seed, CASES[name]), _draw_workload(seed, num_requests))
+
+
 def run_case(seed: int, name: str, *, num_requests: int = 30) -> CaseOutcome:
     """Fails by an AssertionError where a rule is broken; seed, name and number reproduce it."""
-    case = CASES[name]
-    spec = draw_fleet(seed, case)
-    workload = _draw_workload(seed, num_requests)
+    return rehearse_case(seed, draw_case(seed, name, num_requests=num_requests))
+
+
+def rehearse_case(seed: int, drawn: DrawnCase, *, tell: Callable[[list[str]], None] | None = None) -> CaseOutcome:
+    """The same of what was drawn, or of a part of it. `tell`: gets what happened last, in words, also if it fails."""
+    spec, workload = drawn.spec, drawn.workload
     salts = _Salts(seed)
     pools = {f"{name}-{index}": pool for name, pool in spec.pools.items() for index in range(pool.num_replicas)}
     invariants = FleetInvariants(
@@ -116,15 +140,25 @@ def run_case(seed: int, name: str, *, num_requests: int = 30) -> CaseOutcome:
         {name: pool.role for name, pool in pools.items()},
     )
     takes_runs = stream(seed, "runs").random() < 0.25
+    story = Story(invariants)
     how = Rehearsal(
-        watch=invariants,
+        watch=invariants if tell is None else story,
         make_worker=_answering if takes_runs else _fingerprinting,
         cache_salt=salts.of_request,
         keeps_tokens=True,
         log_interval_ns=nanos(10.0),
     )
     fleet = Fleet(spec, workload, how)
-    answers = _Answers(fleet, workload, is_checked=not takes_runs)
+    story.clock = fleet.clock
+    try:
+        return _rehearse(fleet, invariants, is_checked=not takes_runs)
+    finally:
+        if tell is not None:
+            tell(story.lines(fleet.logger.log.events))
+
+
+def _rehearse(fleet: Fleet, invariants: FleetInvariants, *, is_checked: bool) -> CaseOutcome:
+    answers = _Answers(fleet.workload, is_checked=is_checked)
     fleet.on_answer = answers.check
     fleet.begin()
     heals_at = Nanos(nanos(_TROUBLE_S))
@@ -195,7 +229,7 @@ class _Salts:
 class _Answers:
     """What each client should get: a function of its prompt and seed alone."""
 
-    def __init__(self, fleet: Fleet, workload: Workload, *, is_checked: bool) -> None:
+    def __init__(self, workload: Workload, *, is_checked: bool) -> None:
         self._asked: Mapping[str, WorkloadRequest] = {request.request_id: request for request in workload.requests}
         self._is_checked = is_checked
 

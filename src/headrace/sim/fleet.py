@@ -172,7 +172,7 @@ class Fleet:
         self.begin()
         clients, news = self.clients, self._how.on_progress
         while not clients.is_done():
-            self.events.run(_EVENTS_BETWEEN_NEWS, clients.is_done)
+            self.events.run(_EVENTS_BETWEEN_NEWS)
             if news is not None:
                 num_ended, num_open = len(clients.records), clients.num_open
                 news(Progress(self.clock.now(), num_ended, num_ended + num_open, self.events.num_scheduled))

@@ -18,12 +18,14 @@ from headrace.router.mind.endpoint import EndpointRole
 from headrace.router.mind.profile import RoutingConfig
 from headrace.router.mind.router_core import RouterConfig
 from headrace.sim.cost_model import EngineModel, GpuDeployment
-from headrace.sim.step_cost import StepCost
+from headrace.sim.step_cost import LinearStepCost, StepCost
 from headrace.specs.device import device
 
 _BYTES_PER_TOKEN = 131_072
 """32 layers of 8 heads of 128, keys and values, in BF16."""
 _GIGABITS_PER_S = 400.0
+_MOST_BLOCKS = 500_000_000
+"""Of a fleet: some ten gigabytes of this machine's memory."""
 
 
 class LinearCostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,8 +36,7 @@ class LinearCostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     per_context_token_ns: int = 45
 
     def __post_init__(self) -> None:
-        if self.fixed_ns < 1 or self.per_token_ns < 0 or self.per_context_token_ns < 0:
-            raise ConfigurationError("a step's cost needs fixed_ns of at least 1 and nothing negative")
+        LinearStepCost(**msgspec.structs.asdict(self))  # raises where it is none
 
 
 class StartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -303,10 +304,16 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if not self.pools:
             raise ConfigurationError("a fleet needs at least one pool: a table [pools.main] with num_replicas")
-        known = {f"{pool}-{index}" for pool, spec in self.pools.items() for index in range(spec.num_replicas)}
+        num_blocks = sum(pool.num_replicas * pool.scheduler.num_blocks for pool in self.pools.values())
+        if num_blocks > _MOST_BLOCKS:
+            raise ConfigurationError(
+                f"the fleet has {num_blocks:,} KV blocks, and a rehearsal keeps books of each: at most {_MOST_BLOCKS:,}; "
+                "lower num_replicas or num_blocks, or give blocks more tokens (block_size)"
+            )
         for fault in self.faults:
-            if fault.replica and fault.replica not in known:
-                raise ConfigurationError(f"a fault hits {fault.replica!r}, and there is no such replica")
+            if fault.replica and not self._has_replica(fault.replica):
+                names = ", ".join(f"{name}-0 to {name}-{pool.num_replicas - 1}" for name, pool in self.pools.items())
+                raise ConfigurationError(f"a fault hits {fault.replica!r}, and there is no such replica: there are {names}")
         if self.is_disaggregated:
             self._check_roles()
 
@@ -314,6 +321,12 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def is_disaggregated(self) -> bool:
         """Whether some compute prompts for others."""
         return any(pool.role is not EndpointRole.BOTH for pool in self.pools.values())
+
+    def _has_replica(self, name: str) -> bool:
+        pool, _, index = name.rpartition("-")
+        if pool not in self.pools or not index.isdecimal():
+            return False
+        return index == str(int(index)) and int(index) < self.pools[pool].num_replicas
 
     def _check_roles(self) -> None:
         if all(pool.role is EndpointRole.PREFILL for pool in self.pools.values()):

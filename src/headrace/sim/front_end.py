@@ -7,6 +7,7 @@ It works on one thing at a time, so it saturates: chunks of many streams queue b
 import msgspec
 
 from headrace.base.clock import Nanos
+from headrace.base.errors import ConfigurationError
 
 
 class FrontEndCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +21,11 @@ class FrontEndCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of one process's time for each chunk that goes out."""
     latency_us: float = 0.0
     """From the end of a step to the first chunk at its client, when nothing else waits."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"front_end: {name} must not be negative, not {getattr(self, name):g}")
 
 
 NO_FRONT_END = FrontEndCost()

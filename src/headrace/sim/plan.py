@@ -8,6 +8,7 @@ disaggregated ones some replicas compute prompts and hand their KV to others, wh
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from importlib import resources
 
 import msgspec
@@ -20,7 +21,7 @@ from headrace.measure.report.summary import Summary, summarize
 from headrace.measure.workload.request import ChatPrompt, TextPrompt, TokenPrompt, Workload
 from headrace.router.mind.disaggregation import DisaggregationConfig
 from headrace.router.mind.endpoint import EndpointRole
-from headrace.sim.cost_model import GpuDeployment
+from headrace.sim.cost_model import GpuDeployment, known_shape
 from headrace.sim.fleet import Fleet, Rehearsal
 from headrace.sim.fleet_spec import FleetSpec, PoolSpec, RouterSpec
 from headrace.sim.rate_match import Demand, answer_s, demand_of, prompt_s
@@ -32,6 +33,15 @@ _RESERVED_BYTES = 4e9
 _BLOCK_SIZE = 16
 _MOST_BLOCKS = 400_000
 """More KV than any workload here fills would only cost time to build."""
+
+
+class ExpertLayout(StrEnum):
+    """How a replica's GPUs share a model's experts."""
+
+    TENSOR = "tensor"
+    """Each GPU has a part of every expert."""
+    EXPERT = "expert"
+    """Each has experts of its own, whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +68,8 @@ class Space:
     """Whether fleets are searched whose replicas are all alike."""
     is_disaggregated: bool = True
     """Whether those are whose prompts are computed apart."""
+    expert_layouts: tuple[ExpertLayout, ...] = tuple(ExpertLayout)
+    """Of models with experts, where a replica has several GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +84,7 @@ class Shape:
 
     @property
     def layout(self) -> str:
-        return f"{self.gpu.device} x{self.gpu.tensor_parallel_size}"
+        return _layout(self.gpu)
 
     @property
     def name(self) -> str:
@@ -240,6 +252,8 @@ def read_prices(content: bytes) -> dict[str, float]:
 
 def longest(workload: Workload) -> int:
     """Tokens of its longest sequence; what `max_model_len` must admit. Raises ConfigurationError where nobody can say."""
+    if not workload.requests:
+        raise ConfigurationError(f"the workload {workload.name!r} has no requests: there is nothing to plan for")
     most = 1
     for request in workload.requests:
         match request.prompt:
@@ -265,17 +279,20 @@ def shapes(
         for size in space.tensor_parallel_sizes:
             if size > devices()[name].scale_up_size:
                 continue
-            layout = f"{name} x{size}"
-            gpu = msgspec.structs.replace(deployment, device=name, tensor_parallel_size=size)
-            try:
-                num_blocks = _num_blocks(gpu)
-            except ConfigurationError as error:
-                left_out[layout] = str(error)
-                continue
-            if num_blocks * _BLOCK_SIZE < max_model_len:
-                left_out[layout] = f"weights and a sequence of {max_model_len:,} tokens do not fit into its memory"
-                continue
-            layouts.append((prices[name] * size, gpu, min(num_blocks, _MOST_BLOCKS)))
+            for num_expert_parts in _expert_parts(deployment, space, size):
+                gpu = msgspec.structs.replace(
+                    deployment, device=name, tensor_parallel_size=size, expert_parallel_size=num_expert_parts
+                )
+                layout = _layout(gpu)
+                try:
+                    num_blocks = _num_blocks(gpu)
+                except ConfigurationError as error:
+                    left_out[layout] = str(error)
+                    continue
+                if num_blocks * _BLOCK_SIZE < max_model_len:
+                    left_out[layout] = f"weights and a sequence of {max_model_len:,} tokens do not fit into its memory"
+                    continue
+                layouts.append((prices[name] * size, gpu, min(num_blocks, _MOST_BLOCKS)))
     for price, gpu, num_blocks in sorted(layouts, key=lambda layout: layout[0]):
         for budget in space.token_budgets:
             scheduler = SchedulerConfig(
@@ -284,6 +301,19 @@ def shapes(
             )  # fmt: skip
             for policy in space.policies:
                 yield Shape(gpu=gpu, scheduler=scheduler, policy=policy, price=price)
+
+
+def _layout(gpu: GpuDeployment) -> str:
+    experts = f" EP{gpu.expert_parallel_size}" if gpu.expert_parallel_size > 1 else ""
+    return f"{gpu.device} x{gpu.tensor_parallel_size}{experts}"
+
+
+def _expert_parts(deployment: GpuDeployment, space: Space, size: int) -> list[int]:
+    """Groups of GPUs, of so many, that share the experts: each has whole ones."""
+    has_experts = (deployment.shape or known_shape(deployment.model)).has_experts
+    if not has_experts or size == 1:
+        return [1]
+    return [1 if one is ExpertLayout.TENSOR else size for one in space.expert_layouts]
 
 
 def _num_blocks(gpu: GpuDeployment) -> int:

@@ -22,7 +22,7 @@ _CHARACTERS_PER_TOKEN = 4
 """Text has no tokens here, so this stands in for a tokenizer; equal beginnings of texts are equal beginnings of tokens."""
 
 _PERIOD = 16
-_new_segment_hash = hashlib.blake2b(digest_size=2 * _PERIOD).copy
+_new_segment_hash = hashlib.blake2b(digest_size=4 * _PERIOD).copy
 
 _MAX_REMEMBERED = 200_000
 """Segments; half of them may be forgotten at once."""
@@ -79,7 +79,7 @@ def segment_tokens(seed: int, key: str, num_tokens: int) -> bytes:
     """Token ids, 4 bytes each: sixteen that depend on seed and name, over and over."""
     hasher = _new_segment_hash()
     hasher.update(f"{seed}/{key}".encode())
-    period = array("I", array("H", hasher.digest())).tobytes()
+    period = hasher.digest()
     if num_tokens % _PERIOD == 0:
         return period * (num_tokens // _PERIOD)
     return (period * -(-num_tokens // _PERIOD))[: 4 * num_tokens]

@@ -27,7 +27,9 @@ from headrace.sim.step_cost import decode_run_durations
 _SHORTEST_RUN = 3
 """Fewer steps are not worth it."""
 _LONGEST_RUN = 512
-"""Of a longer one the end would be planned too often in vain: most runs are broken off by somebody's arrival."""
+_SHORTEST_REACH = 32
+"""How far a run is planned: most are broken off by somebody's arrival, and what was planned beyond was in vain. Where each
+step's duration is work, it is twice as far as the last one came, between these."""
 
 
 class Observer:
@@ -55,6 +57,8 @@ class _Run(NamedTuple):
     """Of the steps in flight when it began, then of those planned in it."""
     num_steps: int
     """Steps that the mind may take together."""
+    is_cheap: bool
+    """Whether the durations came from a formula for all of them."""
 
 
 class SimReplica:
@@ -79,6 +83,7 @@ class SimReplica:
         self._turn_at: Nanos | None = None
         self._run: _Run | None = None
         self._num_taken = 0  # of the run's steps
+        self._reach = _LONGEST_RUN
 
     def receive(self, request: Request) -> None:
         self._leave_run()
@@ -152,7 +157,7 @@ class SimReplica:
         if self._worker is not None:
             num_steps = self.core.num_repeats()
             if num_steps >= _SHORTEST_RUN:
-                self._begin_run(min(num_steps, _LONGEST_RUN))
+                self._begin_run(min(num_steps, self._reach))
 
     def _completion(self, plan: StepPlan) -> Callable[[StepResult], None]:
         def done(result: StepResult) -> None:
@@ -175,7 +180,7 @@ class SimReplica:
         durations = decode_run_durations(self._executor.cost, starts, num_steps)
         last = ends.pop()
         ends += accumulate(durations, initial=last)
-        self._run, self._num_taken = _Run(ends, num_steps), 0
+        self._run, self._num_taken = _Run(ends, num_steps, isinstance(durations, range)), 0
         self._executor.pause(Nanos(ends[num_steps]), self._finish_run)
 
     def _finish_run(self) -> None:
@@ -188,6 +193,8 @@ class SimReplica:
         if self._run is None:
             return
         self.catch_up()
+        if not self._run.is_cheap:
+            self._reach = min(_LONGEST_RUN, max(_SHORTEST_REACH, 2 * self._num_taken))
         in_flight = self.core.steps_in_flight
         ends = self._run.ends[self._num_taken : self._num_taken + len(in_flight)]
         self._run = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.base.clock import Clock, Nanos
+from headrace.base.errors import OverloadedError
 from headrace.base.ids import RequestId
 from headrace.engine.mind.block_hashing import BlockHasher
 from headrace.engine.mind.decode_run import DecodeRun
@@ -97,6 +98,8 @@ class Finish:
     num_cached_tokens: int
     times: SequenceTimes | None
     error: str = ""
+    is_refused: bool = False
+    """What was asked is wrong, by `error`: nobody else would take it either."""
     prefill: "Finish | None" = None
     """The end of the leg before, where another replica computed the prompt."""
 
@@ -370,8 +373,25 @@ class ReplicaHost(Observer):
                 generation.token_ids += sequence.output_token_ids[-run.num_steps :]
 
     def refused(self, now: Nanos, request: Request, error: Exception) -> None:
+        """Where there is no room, another may have some; what nobody can do as asked ends, and its client is told."""
         generation = self._generations.pop(request.request_id)
-        self._refuse(*generation.name)
+        if isinstance(error, OverloadedError):
+            self._refuse(*generation.name)
+            return
+        finish = Finish(
+            replica=self.name,
+            first_token=0,
+            last_token=0,
+            num_tokens=0,
+            gaps=generation.gaps,
+            token_ids=(),
+            reason=FinishReason.ERROR,
+            num_cached_tokens=0,
+            times=None,
+            error=str(error),
+            is_refused=True,
+        )
+        self._send(generation, partial(self._router.finished, *generation.name, finish), at=now)
 
     def _finish(self, engine_request_id: RequestId, generation: Generation, update: RequestUpdate, *, at: Nanos) -> None:
         assert update.finish_reason is not None

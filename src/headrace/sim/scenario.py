@@ -4,6 +4,7 @@ Pools are small and prompts alike, so that preemption, eviction, copying and wai
 same seed gives the same scenario everywhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.base.clock import Nanos
@@ -27,6 +28,11 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     disconnects: tuple[Disconnect, ...]
 
+    def with_arrivals(self, arrivals: Sequence[Arrival]) -> "Scenario":
+        """Of those alone."""
+        names = {arrival.request.request_id for arrival in arrivals}
+        return Scenario(self.config, tuple(arrivals), tuple(one for one in self.disconnects if one.request_id in names))
+
 
 def draw_scenario(seed: int, *, num_requests: int) -> Scenario:
     limits = stream(seed, "limits")
@@ -44,7 +50,11 @@ def draw_scenario(seed: int, *, num_requests: int) -> Scenario:
 
 def run_scenario(seed: int, *, num_requests: int) -> Outcome:
     """Fails by an AssertionError where a rule is broken; then the seed and the number reproduce it."""
-    scenario = draw_scenario(seed, num_requests=num_requests)
+    return rehearse_scenario(draw_scenario(seed, num_requests=num_requests))
+
+
+def rehearse_scenario(scenario: Scenario) -> Outcome:
+    """The same of what was drawn, or of a part of it."""
     return simulate(
         config=scenario.config,
         cost=LinearStepCost(),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from headrace.base.clock import Nanos
+from headrace.base.errors import ConfigurationError
 from headrace.base.ids import SequenceId, StepId
 from headrace.engine.mind.step import ScheduledSequence, StepPlan
 
@@ -32,10 +33,14 @@ class LinearStepCost:
     per_token_ns: int = 1_000_000
     per_context_token_ns: int = 200
 
+    def __post_init__(self) -> None:
+        if self.fixed_ns < 1 or self.per_token_ns < 0 or self.per_context_token_ns < 0:
+            raise ConfigurationError("a step's cost needs fixed_ns of at least 1 and nothing negative")
+
     def at_speed(self, speed: float) -> "LinearStepCost":
         """On a machine so many times as fast."""
         return LinearStepCost(
-            fixed_ns=round(self.fixed_ns / speed),
+            fixed_ns=max(1, round(self.fixed_ns / speed)),
             per_token_ns=round(self.per_token_ns / speed),
             per_context_token_ns=round(self.per_context_token_ns / speed),
         )

@@ -37,9 +37,11 @@ def run_workload(
     cost: StepCost,
     facts: RunFacts,
     front_end: FrontEndCost = NO_FRONT_END,
+    clock: ManualClock | None = None,
 ) -> Run:
-    """Runs until every request has ended. `facts` says what the run is called; its measured parts are replaced."""
-    return _Rehearsal(workload, config, cost, front_end).run(facts)
+    """Runs until every request has ended. `facts` says what the run is called; its measured parts are replaced. `clock`: at
+    0, for a `cost` that looks at it; every step is then asked for when it is submitted, and none are taken together."""
+    return _Rehearsal(workload, config, cost, front_end, clock).run(facts)
 
 
 class _CountingWorker:
@@ -60,16 +62,30 @@ class _CountingWorker:
 
 
 class _Rehearsal(Observer):
-    def __init__(self, workload: Workload, config: SchedulerConfig, cost: StepCost, front_end: FrontEndCost) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        config: SchedulerConfig,
+        cost: StepCost,
+        front_end: FrontEndCost,
+        clock: ManualClock | None,
+    ) -> None:
         self._front_end = FrontEnd(front_end)
         self._workload = workload
-        self._clock = ManualClock()
+        self._clock = clock or ManualClock()
         self._events = EventQueue(self._clock)
         self._core = EngineCore(config, eos_token_ids=(), identity_digest=b"rehearsal")
         executor = SimExecutor(
             worker=_CountingWorker(workload.vocab_size), cost=cost, clock=self._clock, events=self._events
         )
-        self._replica = SimReplica(core=self._core, executor=executor, clock=self._clock, events=self._events, observer=self)
+        self._replica = SimReplica(
+            core=self._core,
+            executor=executor,
+            clock=self._clock,
+            events=self._events,
+            observer=self,
+            takes_runs=clock is None,
+        )
         self._followers: dict[str, list[WorkloadRequest]] = {}
         for request in workload.requests:
             if request.after:

@@ -1,8 +1,10 @@
 """Fleet files are read strictly, and say what is wrong where."""
 
+import re
 from pathlib import Path
 
 import pytest
+from tests.sim.planted_bugs import PLANTED_BUGS
 
 from headrace.base.errors import ConfigurationError
 from headrace.cli.fleet_file import read_fleet
@@ -56,7 +58,11 @@ def test_a_fleet_is_what_its_file_says(tmp_path: Path) -> None:
         ("replca =", "replica =", r"there is no key 'replca' in \[faults\]; did you mean 'replica'"),
         ("main-7", "main-1", "there is no such replica"),
         ('"prefix-afinity"', '"prefix-affinity"', "did you mean 'prefix-affinity'"),
+        ("main-01", "main-1", "there are main-0 to main-1"),
         ("num_replicas = 0", "num_replicas = 2", "num_replicas must be at least 1"),
+        ("num_replicas = 9_999_999", "num_replicas = 2", "has 5,119,999,488 KV blocks.* at most 500,000,000"),
+        ("[network]\nlatency_us = nan\n[router]", "[router]", r"latency_us in \[network\] must be a finite number, not nan"),
+        ("at_s = inf", "at_s = 1.0", r"at_s in \[faults\] must be a finite number, not inf"),
         ("num_blocks = 2", "num_blocks = 512", "cannot hold one sequence"),
         ('kind = "crush"', 'kind = "crash"', "kind"),
         ("[[faults", "[[faults]]", "is no TOML"),
@@ -102,7 +108,7 @@ def test_what_a_pool_says_of_its_scheduler_goes_before_what_the_engine_file_says
     [
         ('engine = "engin.json"', 'engine = "engine.json"', "engine file .*engin.json cannot be read: No such file"),
         ("engine = 5", 'engine = "engine.json"', r"engine in \[pools.main\] is the name of a file"),
-        ('engine = "fleet.toml"', 'engine = "engine.json"', "fleet.toml: it describes no engine"),
+        ('engine = "fleet.toml"', 'engine = "engine.json"', r"fleet.toml: there is no key 'pools' at the top"),
         ("num_replicas = 2\ngpu = {device = 'l40s'}", "num_replicas = 2", "one cost, not gpu and engine"),
         ("num_replicas = 2\nscheduler = {num_blcks = 5}", "num_replicas = 2", "did you mean 'num_blocks'"),
     ],
@@ -125,3 +131,30 @@ def test_a_fleet_without_a_workload_and_a_case_that_is_none_are_refused(
 def test_cases_are_rehearsed_over_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--case", "calm", "--num-seeds", "10", "--num-requests", "3", "--num-jobs", "2"]) == 0
     assert "every invariant held" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("bug", "seed", "words", "told"),
+    [
+        ("drop a free", 0, ["--case", "calm"], ["main-0 takes r", "plans step", "AssertionError: "]),
+        ("send to the gone", 2, ["--case", "crashes"], ["the router sends r", "of trouble ", "where it takes nothing"]),
+        ("write into shared blocks", 3, [], ["it takes the requests r"]),
+    ],
+)
+def test_a_failure_is_told_with_the_line_that_repeats_it_and_its_shortest_story(
+    bug: str,
+    seed: int,
+    words: list[str],
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of thirty requests few are left, and of faults only those that it takes."""
+    next(one for one in PLANTED_BUGS if one.name == bug).plant(monkeypatch)
+    arguments = ["simulate", "--seed", str(seed), *words, "--num-requests", "30"]
+    assert main(arguments) == 1
+    printed = capsys.readouterr().out
+    assert f"reproduce with: headrace {' '.join(arguments)}" in printed
+    taken = re.search(r"it takes the requests ([^;]*)", printed)
+    assert taken is not None and len(taken[1].split(",")) <= 5
+    assert all(one in printed for one in told), printed

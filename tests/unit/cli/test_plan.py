@@ -24,3 +24,10 @@ def test_a_file_that_is_no_workload_is_named(tmp_path: Path, capsys: pytest.Capt
     path.write_text("[pools.a]\n")
     assert main(["plan", "llama-3.1-8b", "--workload", str(path), "--slo", "ttft:500"]) == 2
     assert f"headrace: {path}: line 1 does not introduce a workload" in capsys.readouterr().err
+
+
+def test_a_workload_without_requests_is_nothing_to_plan_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "workload.jsonl"
+    path.write_bytes(b"".join(write_workload(Workload(name="none", requests=()))))
+    assert main(["plan", "llama-3.1-8b", "--workload", str(path), "--slo", "ttft:500"]) == 2
+    assert "the workload 'none' has no requests" in capsys.readouterr().err

@@ -77,6 +77,38 @@ def test_a_json_schema_accepts_its_instances_and_nothing_else(backend: GrammarBa
     assert accepts(backend, form(OutputKind.JSON_SCHEMA, PERSON), answer) is is_valid
 
 
+def test_answers_of_one_form_do_not_hear_of_one_another(backend: GrammarBackend) -> None:
+    """Many begin alike, some at the same time, and each is allowed what it would be allowed alone."""
+    wanted = form(OutputKind.JSON_SCHEMA, PERSON)
+    shared = backend.compile(wanted)
+    answers = [
+        '{"name": "Ada"}',
+        '{"name":"Ada", "age": 15',
+        '{ "name": "A',
+        "{\n",
+        '\n{"name"',
+        "x",
+        '{"name": "Ada", "age": 9}',
+    ]
+    together = [shared.matcher() for _ in answers]
+    alone = [backend.compile(wanted).matcher() for _ in answers]
+    texts = [LongTokenizer().encode(answer) for answer in answers]
+    for place in range(max(map(len, texts))):
+        for one, other, tokens in zip(together, alone, texts, strict=True):
+            if place < len(tokens):
+                assert allowed(one) == allowed(other)
+                assert one.accept(tokens[place]) is other.accept(tokens[place])
+                assert one.may_end() is other.may_end()
+    for one, other in zip(together, alone, strict=True):
+        assert allowed(one) == allowed(other)
+    for _ in range(2):
+        late, fresh = shared.matcher(), backend.compile(wanted).matcher()
+        for token in texts[1]:
+            assert allowed(late) == allowed(fresh)
+            assert late.accept(token)
+            assert fresh.accept(token)
+
+
 def test_a_mask_is_written_over_whatever_stood_there(backend: GrammarBackend) -> None:
     def masks(stood_there: int) -> list[bytes]:
         matcher, mask = backend.compile(wanted).matcher(), np.empty(VOCABULARY.num_mask_words, dtype=np.int32)

@@ -185,6 +185,8 @@ def test_no_messages_are_refused() -> None:
 def test_a_damaged_template_is_the_checkpoints_fault_or_the_clients() -> None:
     with pytest.raises(CheckpointError, match="chat template is damaged: line 2: "):
         ChatTemplate("\n{% for %}", {})
+    with pytest.raises(CheckpointError, match=r"^mill/chat_template.jinja: the chat template is damaged: line 1: "):
+        ChatTemplate("{% for %}", {}, file="mill/chat_template.jinja")
     with pytest.raises(InvalidRequestError, match="chat template is damaged") as refusal:
         ChatTemplate.of_request("{% if %}", {})
     assert refusal.value.param == "chat_template"

@@ -26,10 +26,12 @@ from headrace.engine.host.messages import (
     RequestRefused,
     Shutdown,
     Stats,
+    Updates,
 )
 from headrace.engine.mind.request import Request
 from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
+from headrace.engine.mind.update import FinishReason
 
 Done = Callable[[CompiledForm | InvalidRequestError], None]
 
@@ -141,6 +143,26 @@ def test_a_client_that_leaves_before_its_form_is_compiled_is_never_admitted(stag
     stage.forms.asked["a"](NoForm())
     assert stage.settle() == []
     assert stage.admitted == []
+
+
+def test_a_continuation_that_is_given_up_before_its_form_is_compiled_ends_alone(stage: Stage) -> None:
+    assert stage.send(AddRequest(formed("a", n=2)), Abort((RequestId("a"),), 1)) == []
+    stage.forms.asked["a"](NoForm())
+    [updates] = stage.settle()
+    assert isinstance(updates, Updates)
+    [ended] = updates.updates
+    assert (ended.sample_index, ended.finish_reason) == (1, FinishReason.ABORT)
+    said = complete(stage, num_steps=3)
+    ends = [update for message in said if isinstance(message, Updates) for update in message.updates if update.finish_reason]
+    assert [(update.sample_index, update.finish_reason) for update in ends] == [(0, FinishReason.LENGTH)]
+
+
+def test_what_was_given_up_of_a_request_is_forgotten_with_it(stage: Stage) -> None:
+    gone = RequestId("a")
+    stage.send(AddRequest(formed("a", n=2)), Abort((gone,), 1), Abort((gone,)), AddRequest(formed("a", "b", n=2)))
+    stage.forms.asked["b"](NoForm())
+    assert stage.settle() == []
+    assert stage.admitted == ["a"]
 
 
 @pytest.mark.parametrize("other", [formed("a", "b"), make_request("a")])

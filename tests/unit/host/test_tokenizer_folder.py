@@ -132,7 +132,9 @@ def test_half_of_a_surrogate_pair_is_the_callers_error(tmp_path: Path) -> None:
 
 def test_the_chat_template_is_in_the_configuration(tmp_path: Path) -> None:
     folder = write(tmp_path, byte_level(), tokenizer_config__json={"chat_template": "from config"})
-    assert load_tokenizer(folder).chat_template == "from config"
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.chat_template == "from config"
+    assert tokenizer.chat_template_file == str(folder / "tokenizer_config.json")
 
 
 def test_of_several_named_templates_the_one_named_default_is_taken(tmp_path: Path) -> None:
@@ -146,9 +148,19 @@ def test_a_template_in_a_file_of_its_own_goes_before_the_configurations(tmp_path
         tmp_path, byte_level(), chat_template__jinja="from file", chat_template__json={"chat_template": "from json"},
         tokenizer_config__json={"chat_template": "from config"},
     )  # fmt: skip
-    assert load_tokenizer(folder).chat_template == "from file"
-    (folder / "chat_template.jinja").unlink()
-    assert load_tokenizer(folder).chat_template == "from json"
+    for name, source in (("chat_template.jinja", "from file"), ("chat_template.json", "from json")):
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer.chat_template == source
+        assert tokenizer.chat_template_file == str(folder / name)
+        (folder / name).unlink()
+    assert load_tokenizer(folder).chat_template == "from config"
+
+
+def test_a_template_that_is_no_text_is_refused_by_its_files_name(tmp_path: Path) -> None:
+    folder = write(tmp_path, byte_level())
+    (folder / "chat_template.jinja").write_bytes(b"{{ '\xff' }}")
+    with pytest.raises(CheckpointError, match=r"chat_template.jinja: cannot be read: .*utf-8"):
+        load_tokenizer(folder)
 
 
 # Spellings

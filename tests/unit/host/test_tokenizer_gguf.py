@@ -160,8 +160,10 @@ def test_special_tokens_are_known_by_their_roles() -> None:
 
 
 def test_the_chat_template_comes_with_the_file() -> None:
-    assert load(byte_level() | {"tokenizer.chat_template": "{{ x }}"}).chat_template == "{{ x }}"
-    assert load(byte_level()).chat_template is None
+    tokenizer = load(byte_level() | {"tokenizer.chat_template": "{{ x }}"})
+    assert (tokenizer.chat_template, tokenizer.chat_template_file) == ("{{ x }}", "model.gguf")
+    tokenizer = load(byte_level())
+    assert (tokenizer.chat_template, tokenizer.chat_template_file) == (None, "")
 
 
 def test_ids_outside_the_vocabulary_stand_for_nothing() -> None:

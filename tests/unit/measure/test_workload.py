@@ -5,6 +5,7 @@ import statistics
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -141,6 +142,20 @@ def test_a_request_cannot_wait_for_one_that_does_not_come_before_it() -> None:
     one = WorkloadRequest(request_id="a", prompt=TokenPrompt(()), num_output_tokens=1, after="b")
     with pytest.raises(ConfigurationError, match="comes after 'b'"):
         Workload(name="w", requests=(one,))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"at_s": -1.0}, "comes at_s -1; 0 or later"),
+        ({"num_output_tokens": 0}, "wants 0 tokens; at least 1"),
+        ({"prompt": TokenPrompt((Segment("x", -1),))}, "a segment of fewer than 0 tokens"),
+    ],
+)
+def test_a_request_that_nobody_can_send_is_refused_by_name(wrong: dict[str, Any], told: str) -> None:
+    good: dict[str, Any] = {"request_id": "a", "prompt": TokenPrompt((Segment("x", 1),)), "num_output_tokens": 1}
+    with pytest.raises(ConfigurationError, match=f"request 'a' .*{told}"):
+        Workload(name="w", requests=(WorkloadRequest(**{**good, **wrong}),))
 
 
 # Traces, in small

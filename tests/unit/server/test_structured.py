@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.fakes import FakeEngine
-from tests.unit.server.asgi import chat, complete, error_of, make_app
+from tests.unit.server.asgi import call, chat, complete, error_of, make_app
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
@@ -70,6 +70,47 @@ def test_properties_keep_their_order_for_the_answer_will_have_it() -> None:
     assert list(json.loads(form.text)["properties"]) == ["b", "a"]
 
 
+@pytest.mark.parametrize("place", ["json_schema", "json"])
+def test_a_schema_goes_on_as_it_was_sent_unread(place: str) -> None:
+    """Letter for letter, so that the engine may know it again by its text alone."""
+    sent = b'{ "type" : "object",\n\t"properties": {"\xc3\xa9": {"maximum": 1.50}, "\\u00e9": {}} }'
+    engine = FakeEngine()
+    asked = {
+        "json_schema": b'"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": %s}}',
+        "json": b'"structured_outputs": {"json": %s }',
+    }[place]
+    body = b'{"messages": [{"role": "user", "content": "x"}], ' + asked % sent + b"}"
+    response = call(make_app(engine), "POST", "/v1/chat/completions", content=body)
+    assert response.status_code == 200, response.text
+    form = engine.requests[-1].structured_output
+    assert form is not None
+    assert form.text == sent.decode()
+
+
+def test_fields_that_change_nothing_do_not_keep_a_form_from_being_read() -> None:
+    """A body that holds them is read a second time."""
+    form = form_asked(structured_outputs={"json": SCHEMA}, store=False, logit_bias={"5": 1})
+    assert form is not None
+    assert json.loads(form.text) == SCHEMA
+
+
+@pytest.mark.parametrize("schema", [b'{"title": "\xff"}', b'"{\xff}"', b'{"a": "\xed\xa0\x80"}'])
+def test_a_schema_that_is_no_text_is_refused_where_it_stands(schema: bytes) -> None:
+    engine = FakeEngine()
+    body = b'{"messages": [{"role": "user", "content": "x"}], "structured_outputs": {"json": %s}}' % schema
+    error = error_of(call(make_app(engine), "POST", "/v1/chat/completions", content=body), 400)
+    assert error["param"] == "structured_outputs.json"
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("schema", [True, False])
+def test_true_and_false_are_schemas(schema: bool) -> None:
+    for fields in (options(json=schema), {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}):
+        form = form_asked(**fields)
+        assert form is not None
+        assert json.loads(form.text) is schema
+
+
 def test_options_of_json_go_along() -> None:
     form = form_asked(
         structured_outputs={
@@ -101,6 +142,11 @@ def test_completions_take_the_same_fields_for_every_prompt() -> None:
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": {"type": "json_object", "shema": {}}}, "response_format.shema"),
         (options(), "structured_outputs"),
+        (options(json=None), "structured_outputs"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+            "response_format.json_schema.schema",
+        ),
         (options(json_object=False), "structured_outputs"),
         (options(json={}, regex="a"), "structured_outputs"),
         (options(choice=[]), "structured_outputs.choice"),

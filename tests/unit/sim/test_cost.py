@@ -239,6 +239,9 @@ def test_a_faster_machine_takes_proportionally_less() -> None:
     [
         EngineModel(steps=STEPS),
         EngineModel(gpu=GpuDeployment(device="h200_sxm", model="qwen3-8b", backend="vllm")),
+        EngineModel(gpu=GpuDeployment(device="b200_sxm", model="gpt-oss-120b", backend="vllm", tensor_parallel_size=2)),
+        EngineModel(gpu=GpuDeployment(device="h200_sxm", model="deepseek-r1", tensor_parallel_size=8)),
+        EngineModel(gpu=GpuDeployment(device="b200_sxm", model="qwen3.5-397b-a17b", tensor_parallel_size=8)),
     ],
 )
 def test_a_run_of_decode_steps_takes_what_its_steps_take(engine: EngineModel) -> None:

@@ -8,13 +8,14 @@ test suite shows (benchmarks/json_schema_suite.py). llguidance itself refuses th
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.complement import any_of, complement
+from headrace.engine.grammar.same_subschemas import said_once
 from headrace.engine.mind.structured_output import StructuredOutput
 
 Schema = bool | dict[str, Any]
@@ -46,6 +47,9 @@ _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dep
 
 _NOTES = ("description", "title", "$comment")
 """Words for readers: left out, since a large schema is mostly these."""
+
+_WORTH_SHARING = 5_000
+"""Characters of a schema in which it pays to look for what is said several times."""
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
@@ -88,8 +92,22 @@ def read_json_schema(wanted: StructuredOutput) -> str:
 
 def schema_for_llguidance(wanted: StructuredOutput) -> str:
     """The same, and how white space is written, in llguidance's own keyword."""
+    return _written(_read_for_llguidance(wanted))
+
+
+def schemas_for_llguidance(wanted: StructuredOutput) -> Iterator[str]:
+    """The same, all with one meaning, the one that is compiled fastest first. It may be refused where the last would not be:
+    a definition that nothing satisfies is an error, though it may be that of a property that may be left out."""
+    schema = _read_for_llguidance(wanted)
+    written = _written(schema)
+    if len(written) >= _WORTH_SHARING and (shared := said_once(schema, written)) is not schema:
+        yield _written(shared)
+    yield written
+
+
+def _read_for_llguidance(wanted: StructuredOutput) -> dict[str, Any]:
     schema, whitespace = _read(wanted), _whitespace(wanted)
-    return _written(schema | {"x-guidance": whitespace} if whitespace else schema)
+    return schema | {"x-guidance": whitespace} if whitespace else schema
 
 
 def _read(wanted: StructuredOutput) -> dict[str, Any]:

@@ -46,17 +46,20 @@ class ChatTemplate:
         source: str | None,
         special_tokens: Mapping[str, str],
         *,
+        file: str = "",
         now_unix_s: Callable[[], int] = unix_seconds,
     ) -> None:
         """`special_tokens`: by role, as `TextTokenizer.special_tokens` gives them; the template sees them as variables.
 
-        `now_unix_s` is the clock that the template's `strftime_now` reads. Raises CheckpointError where the source is no
-        valid template.
+        `file`: where the source stands, if it stands in one. `now_unix_s` is the clock that the template's `strftime_now`
+        reads. Raises CheckpointError, which names the file, where the source is no valid template.
         """
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._now_unix_s = now_unix_s
-        self._template = None if source is None else _compile(source, lambda: datetime.fromtimestamp(self._now_unix_s()))
+        self._template = None
+        if source is not None:
+            self._template = _compile(source, file, lambda: datetime.fromtimestamp(self._now_unix_s()))
         self._call_style: _CallStyle | None = None
         """Found out when the first call is rendered: most conversations hold none."""
         self._takes_text, self._takes_parts = (True, False) if self._template is None else self._probe()
@@ -254,7 +257,7 @@ def _cut_at_mark(rendered: str, final_text: str) -> str:
 # The environment
 
 
-def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
+def _compile(source: str, file: str, now: Callable[[], datetime]) -> jinja2.Template:
     environment = _BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.filters.update({"tojson": _tojson, _STEP: _step})
     environment.globals.update(
@@ -266,7 +269,8 @@ def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise CheckpointError(f"the chat template is damaged: line {error.lineno}: {error.message}") from error
+        place = f"{file}: " if file else ""
+        raise CheckpointError(f"{place}the chat template is damaged: line {error.lineno}: {error.message}") from error
 
 
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):

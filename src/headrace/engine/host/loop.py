@@ -144,6 +144,8 @@ class EngineLoop:
         self._completed: deque[StepResult | BaseException] = deque()
         self._awaiting_form: dict[RequestId, Request] = {}
         """Requests whose answers must have a form that is not compiled yet: the mind does not know of them."""
+        self._given_up: dict[RequestId, list[int]] = {}
+        """Those of their continuations that nobody wants any more: aborted as soon as the mind knows of them."""
         self._awaiting_room: deque[Request] = deque()
         """Those of them whose form is not even asked for, since too much is held already."""
         self._compiled: deque[tuple[Request, CompiledForm | InvalidRequestError]] = deque()
@@ -182,9 +184,9 @@ class EngineLoop:
         now = self._clock.now()
         updates: list[RequestUpdate] = []
         wants_stats = self._take_messages(now, updates)
-        self._take_compiled(now)
+        self._take_compiled(now, updates)
         num_results = self._take_results(now, updates)
-        self._ask_for_forms(now)  # those of requests that ended make room
+        self._ask_for_forms(now, updates)  # those of requests that ended make room
         self._plan_steps(now)
         # The last step of a busy time may change no answer and still give blocks back: that is told too.
         goes_idle = num_results > 0 and not updates and self._core.is_idle
@@ -211,12 +213,10 @@ class EngineLoop:
         while (message := self._connection.receive()) is not None:
             match message:
                 case AddRequest(request):
-                    self._receive(request, now)
+                    self._receive(request, now, updates)
                 case Abort(request_ids, sample_index):
                     for request_id in request_ids:
-                        if self._awaiting_form.pop(request_id, None) is not None:
-                            self._forms_in_use.release(request_id)
-                        self._abort(request_id, now, updates, sample_index)
+                        self._give_up(request_id, now, updates, sample_index)
                 case Ping():
                     wants_stats = True
                 case ResetPrefixCache():
@@ -228,7 +228,7 @@ class EngineLoop:
                     self._stopping = True
         return wants_stats
 
-    def _receive(self, request: Request, now: Nanos) -> None:
+    def _receive(self, request: Request, now: Nanos, updates: list[RequestUpdate]) -> None:
         """To the mind, unless the answer must have a form that is not ready."""
         wanted = request.structured_output
         if request.request_id in self._awaiting_form or request.request_id in self._num_unfinished:
@@ -240,9 +240,9 @@ class EngineLoop:
         else:
             self._awaiting_form[request.request_id] = request
             self._awaiting_room.append(request)
-            self._ask_for_forms(now)
+            self._ask_for_forms(now, updates)
 
-    def _ask_for_forms(self, now: Nanos) -> None:
+    def _ask_for_forms(self, now: Nanos, updates: list[RequestUpdate]) -> None:
         """First come, first served, as far as there is room."""
         while self._awaiting_room:
             request = self._awaiting_room[0]
@@ -253,7 +253,7 @@ class EngineLoop:
                     return
                 self._forms_in_use.reserve(request.request_id, wanted)
                 if (form := forms.find(wanted)) is not None:
-                    self._take_form(request, form, now)
+                    self._take_form(request, form, now, updates)
                 else:
                     forms.compile(wanted, partial(self._form_done, request))
             self._awaiting_room.popleft()
@@ -263,20 +263,25 @@ class EngineLoop:
         self._compiled.append((request, form))
         self._doorbell.ring()
 
-    def _take_compiled(self, now: Nanos) -> None:
+    def _take_compiled(self, now: Nanos, updates: list[RequestUpdate]) -> None:
         while self._compiled:
             request, form = self._compiled.popleft()
             if self._awaiting_form.get(request.request_id) is request:  # else its client has gone
-                self._take_form(request, form, now)
+                self._take_form(request, form, now, updates)
 
-    def _take_form(self, request: Request, form: CompiledForm | InvalidRequestError, now: Nanos) -> None:
+    def _take_form(
+        self, request: Request, form: CompiledForm | InvalidRequestError, now: Nanos, updates: list[RequestUpdate]
+    ) -> None:
         del self._awaiting_form[request.request_id]
+        given_up = self._given_up.pop(request.request_id, ())
         if isinstance(form, InvalidRequestError):
             self._forms_in_use.release(request.request_id)
             self._refuse(request, form)
         else:
             self._forms_in_use.hold(request.request_id, form)
             self._add(request, now)
+            for sample_index in given_up:
+                self._abort(request.request_id, now, updates, sample_index)
 
     def _refuse(self, request: Request, error: InvalidRequestError | OverloadedError) -> None:
         param = error.param if isinstance(error, InvalidRequestError) else None
@@ -291,6 +296,17 @@ class EngineLoop:
             self._refuse(request, error)
         else:
             self._num_unfinished[request.request_id] = request.num_sequences
+
+    def _give_up(self, request_id: RequestId, now: Nanos, updates: list[RequestUpdate], sample_index: int | None) -> None:
+        """A request that still waits for its form waits on for those of its continuations that are wanted."""
+        if request_id not in self._awaiting_form:
+            self._abort(request_id, now, updates, sample_index)
+        elif sample_index is not None:
+            self._given_up.setdefault(request_id, []).append(sample_index)
+        else:
+            del self._awaiting_form[request_id]
+            self._given_up.pop(request_id, None)
+            self._forms_in_use.release(request_id)
 
     def _abort(
         self, request_id: RequestId, now: Nanos, updates: list[RequestUpdate], sample_index: int | None = None

@@ -63,6 +63,11 @@ class TextTokenizer:
         return self._parts.chat_template
 
     @property
+    def chat_template_file(self) -> str:
+        """Where it stands; empty where there is none."""
+        return self._parts.chat_template_file
+
+    @property
     def special_tokens(self) -> Mapping[str, str]:
         """By role, as chat templates know them: `bos_token`, `eos_token` and so on, those that the model has."""
         return self._parts.special_tokens

@@ -27,6 +27,7 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
     eos_id = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     prefix, suffix = _surrounding_tokens(backend, config, bos_id, eos_id)
     stages = _stages(backend.decoder) or _stages(backend.pre_tokenizer)
+    chat_template, chat_template_file = _chat_template(folder, config)
     return TokenizerParts(
         backend=backend,
         spelling=_spelling(stages),
@@ -36,7 +37,8 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
         bos_token_id=bos_id,
         eos_token_ids=_end_token_ids(folder, eos_id),
         special_tokens=special_tokens,
-        chat_template=_chat_template(folder, config),
+        chat_template=chat_template,
+        chat_template_file=chat_template_file,
     )
 
 
@@ -76,16 +78,26 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Its own file goes before the configuration's entry; of several named templates, the one named `default`."""
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str]:
+    """And the file that it stands in. Its own goes before the configuration's entry; of several named templates, the one
+    named `default`."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = _read_json(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
+        return _read_text(path), str(path)
+    path, template = folder / "chat_template.json", _read_json(folder / "chat_template.json").get("chat_template")
+    if template is None:
+        path, template = folder / "tokenizer_config.json", config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
-    return template if isinstance(template, str) and template else None
+    return (template, str(path)) if isinstance(template, str) and template else (None, "")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 # Special tokens

@@ -5,7 +5,7 @@ Knows llama.cpp's keys and how it reads them. Does not know files: `models/gguf.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from numbers import Real
 from typing import Any
@@ -88,12 +88,13 @@ def parts_from_gguf(metadata: Mapping[str, object], *, source: str) -> Tokenizer
         )
     vocabulary = _read_vocabulary(metadata, source)
     try:
-        return build(vocabulary, metadata, source)
+        parts = build(vocabulary, metadata, source)
     except CheckpointError:
         raise
     except Exception as error:
         # `tokenizers` raises bare exceptions where merges and vocabulary disagree or a token is no text.
         raise CheckpointError(f"{source}: its vocabulary cannot be used: {error}") from error
+    return parts if parts.chat_template is None else replace(parts, chat_template_file=source)
 
 
 # The kinds of vocabulary

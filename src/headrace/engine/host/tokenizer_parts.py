@@ -27,3 +27,5 @@ class TokenizerParts:
     special_tokens: Mapping[str, str]
     """By role, for chat templates: `bos_token` -> `<s>`; roles the model lacks are absent."""
     chat_template: str | None
+    chat_template_file: str = ""
+    """Where it stands, for people who have to mend it."""

@@ -1,12 +1,13 @@
 """What full blocks of tokens are called: hashes of content, chained through everything before them.
 
-BLAKE2b, 128 bits: equal in every process, whatever its hash seed. Knows tokens; does not know blocks of memory.
+BLAKE2b, 128 bits, of a block's tokens and then of its parent's hash, so that what is common to blocks of equal tokens is
+computed once: equal in every process, whatever its hash seed. Knows tokens; does not know blocks of memory.
 """
 
 import hashlib
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from headrace.base.ids import BlockHash
 
@@ -35,13 +36,14 @@ class ContentHasher:
 def chain_of(parent: BlockHash, tokens: bytes, block_size: int) -> list[BlockHash]:
     """The hashes of the full blocks of `tokens`, `TOKEN_BYTES` each in this machine's order, that follow `parent`."""
     size, new_hash = block_size * TOKEN_BYTES, _new_hash
-    hashes = []
+    hashes: list[bytes] = []
+    before: bytes = parent
     for start in range(0, len(tokens) - size + 1, size):
         hasher = new_hash()
-        hasher.update(parent + tokens[start : start + size])
-        parent = BlockHash(hasher.digest())
-        hashes.append(parent)
-    return hashes
+        hasher.update(tokens[start : start + size] + before)
+        before = hasher.digest()
+        hashes.append(before)
+    return cast("list[BlockHash]", hashes)
 
 
 def chain_of_equals(parent: BlockHash, tokens: bytes, num_blocks: int) -> list[BlockHash]:
@@ -50,14 +52,17 @@ def chain_of_equals(parent: BlockHash, tokens: bytes, num_blocks: int) -> list[B
     >>> chain_of_equals(BlockHash(b"parent"), b"1234" * 2, 3) == chain_of(BlockHash(b"parent"), b"1234" * 6, 2)
     True
     """
-    new_hash = _new_hash
-    hashes = []
+    of_tokens = _new_hash()
+    of_tokens.update(tokens)
+    of_tokens_too = of_tokens.copy
+    hashes: list[bytes] = []
+    before: bytes = parent
     for _ in range(num_blocks):
-        hasher = new_hash()
-        hasher.update(parent + tokens)
-        parent = BlockHash(hasher.digest())
-        hashes.append(parent)
-    return hashes
+        hasher = of_tokens_too()
+        hasher.update(before)
+        before = hasher.digest()
+        hashes.append(before)
+    return cast("list[BlockHash]", hashes)
 
 
 def chain(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
@@ -67,5 +72,5 @@ def chain(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     True
     """
     hasher = _new_hash()
-    hasher.update(parent + array("I", token_ids).tobytes())
+    hasher.update(array("I", token_ids).tobytes() + parent)
     return BlockHash(hasher.digest())

@@ -26,6 +26,8 @@ from headrace.engine.mind.step import PromptLogprobs, SampledToken, StepPlan, St
 from headrace.engine.mind.update import FinishReason, RequestUpdate, SequenceTimes
 
 _NO_CONNECTOR = KVTransferConfig()
+_FINISHED = Status.FINISHED
+"""By name: asked for once a sequence and step."""
 
 
 class EngineCore:
@@ -119,11 +121,12 @@ class EngineCore:
         scores = {one.sequence_id: one for one in result.prompt_logprobs} if result.prompt_logprobs else None
         candidates = dict(result.candidates) if result.candidates else None
         updates: list[RequestUpdate] = []
+        sequences, update, take_token = self._sequences, self._scheduler.update, self._take_token
         for entry, sampled in zip(plan.scheduled, result.sampled, strict=True):
-            sequence = self._sequences[entry.sequence_id]
+            sequence = sequences[entry.sequence_id]
             is_usable = not failures or entry.sequence_id not in failures
-            self._scheduler.update(sequence, entry, is_usable=is_usable)
-            if sequence.status is Status.FINISHED:  # by its stop token in an earlier step, or aborted
+            update(sequence, entry, is_usable=is_usable)
+            if sequence.status is _FINISHED:  # by its stop token in an earlier step, or aborted
                 if sequence.num_steps_in_flight == 0:
                     del self._sequences[entry.sequence_id]
             elif failures and entry.sequence_id in failures:
@@ -136,9 +139,10 @@ class EngineCore:
                     self._searches[sequence.request.request_id].take(sequence, candidates[entry.sequence_id])
                 elif entry.samples:
                     assert sampled is not None, f"sequence {entry.sequence_id} sampled nothing"
-                    updates.append(self._take_token(sequence, sampled, now))
-        for search in list(self._searches.values()):
-            updates += self._advance(search, now)
+                    updates.append(take_token(sequence, sampled, now))
+        if self._searches:
+            for search in list(self._searches.values()):
+                updates += self._advance(search, now)
         return updates
 
     # KV that moves between engines
@@ -465,15 +469,11 @@ class EngineCore:
         if sequence.first_token is None:
             sequence.first_token = now
         logprobs = (sampled.logprobs,) if sampled.logprobs is not None else ()
-        # Before min_tokens a form may allow nothing but the end.
-        may_stop = (
-            sequence.num_output_tokens > sequence.sampling.min_tokens or sequence.request.structured_output is not None
-        )
-        if token_id in sequence.stop_token_ids and may_stop:
+        if token_id in sequence.stop_token_ids and _may_stop(sequence):
             reason: FinishReason | None = FinishReason.STOP
         elif sequence.num_tokens >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
-        elif is_stuck(sequence):
+        elif sequence.sampling.repetition_detection is not None and is_stuck(sequence):
             reason = FinishReason.REPETITION
         else:
             reason = None
@@ -529,6 +529,11 @@ class EngineCore:
         block_ids = self._scheduler.kv.hold_prompt(sequence)
         self._leases.begin(sequence.request.request_id, block_ids, Nanos(now + self._transfer.lease_ns))
         self._connector.offer(sequence.request, block_ids, sequence.num_prompt_tokens)
+
+
+def _may_stop(sequence: SequenceState) -> bool:
+    """Before min_tokens a form may allow nothing but the end."""
+    return sequence.num_output_tokens > sequence.sampling.min_tokens or sequence.request.structured_output is not None
 
 
 def _num_sequences(request: Request) -> int:

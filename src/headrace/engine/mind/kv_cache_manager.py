@@ -146,6 +146,16 @@ class KVCacheManager:
             room += self._pool.num_available * self.block_size
         return min(room, num_tokens)
 
+    def grow_as_fits(self, sequence: SequenceState, num_tokens: int) -> tuple[int, Growth]:
+        """How many of the next `num_tokens` tokens the available blocks admit, and the blocks for them; 0 and nothing has
+        changed if not even one."""
+        held = sequence.block_ids
+        room = len(held) * self.block_size - sequence.num_computed_tokens
+        if room >= num_tokens and not self._pool.is_shared(held[-1]):  # as nearly always: the next token of an answer
+            return num_tokens, _NO_GROWTH
+        num_fitting = self.num_tokens_that_fit(sequence, num_tokens)
+        return num_fitting, self.grow(sequence, num_fitting) if num_fitting else _NO_GROWTH
+
     def grow(self, sequence: SequenceState, num_tokens: int) -> Growth:
         """Blocks for the next `num_tokens` tokens, none of them shared where they are written. The caller knows they fit."""
         start, held = sequence.num_computed_tokens, sequence.block_ids

@@ -46,16 +46,21 @@ class PrefixCache:
             found.append(block_id)
         return found
 
-    def publish(self, hashes: Sequence[BlockHash], block_ids: Sequence[BlockId]) -> list[BlockId]:
+    def publish(self, hashes: Sequence[BlockHash], block_ids: Sequence[BlockId]) -> Sequence[BlockId]:
         """Makes computed blocks findable, and says which. Content that is known already stays where it was first."""
         if self._computing:
             computed = self._computing.pop
             for block_hash in hashes:
                 computed(block_hash, None)
-        known, hash_of = self._block_of.setdefault, self._hash_of
+        block_of, hash_of = self._block_of, self._hash_of
+        if len(hashes) > 3 and block_of.keys().isdisjoint(hashes):  # as nearly always: nobody computes what is known
+            block_of.update(zip(hashes, block_ids, strict=True))
+            for block_hash, block_id in zip(hashes, block_ids, strict=True):
+                hash_of[block_id] = block_hash
+            return block_ids
         published = []
         for block_hash, block_id in zip(hashes, block_ids, strict=True):
-            if known(block_hash, block_id) == block_id:
+            if block_of.setdefault(block_hash, block_id) == block_id:
                 hash_of[block_id] = block_hash
                 published.append(block_id)
         return published

@@ -22,6 +22,8 @@ from headrace.engine.mind.request_queue import RequestQueue
 from headrace.engine.mind.sequence import SequenceState, Status
 from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan
 
+_RUNNING = Status.RUNNING
+"""By name: asked for once a sequence and step."""
 _MAX_SKIPS_PER_STEP = 64
 """How many waiting sequences one step looks at without admitting them: keeps a step's cost flat however many wait."""
 
@@ -90,7 +92,7 @@ class Scheduler:
             sequence.num_pending_tokens -= 1
         if not is_usable:
             self.kv.distrust(sequence)
-        if sequence.status is Status.RUNNING:
+        if sequence.status is _RUNNING:
             if is_usable:
                 self.kv.confirm(sequence, entry.num_tokens)
         elif sequence.num_steps_in_flight == 0:
@@ -190,22 +192,23 @@ class Scheduler:
     def _continue_running(self, step: _OpenStep) -> None:
         """Lets the running catch up, first come first; each leaves at least one token for every one behind it. Only long
         ones whose share is used up wait for the next step."""
+        running, grow_as_fits = self.running, self.kv.grow_as_fits
         index = 0
-        while index < len(self.running):  # preemption shortens the list behind the index
-            sequence = self.running[index]
+        while index < len(running):  # preemption shortens the list behind the index
+            sequence = running[index]
             index += 1
             num_wanted = sequence.num_wanted_tokens
             if num_wanted <= 0:
                 continue
-            num_behind = len(self.running) - index
+            num_behind = len(running) - index
             num_allowed = self._num_allowed(step, num_wanted, step.budget - num_behind)
             if num_allowed == 0:
                 continue
-            num_tokens = self.kv.num_tokens_that_fit(sequence, num_allowed)
+            num_tokens, growth = grow_as_fits(sequence, num_allowed)
             while num_tokens == 0 and self._preempt_behind(index, step):
-                num_tokens = self.kv.num_tokens_that_fit(sequence, num_allowed)
+                num_tokens, growth = grow_as_fits(sequence, num_allowed)
             if num_tokens > 0:
-                self._schedule(step, sequence, num_wanted, num_tokens, self.kv.grow(sequence, num_tokens))
+                self._schedule(step, sequence, num_wanted, num_tokens, growth)
 
     def _admit_waiting(self, step: _OpenStep) -> None:
         """Starts waiting sequences in order. One that cannot start does not stop those behind it, but if it waits for
@@ -283,7 +286,7 @@ class Scheduler:
                 num_tokens,
                 samples,
                 offset,
-                tuple(block_ids),
+                tuple(block_ids) if block_ids else (),
             )
         )
         if growth.copy is not None:

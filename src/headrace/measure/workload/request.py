@@ -84,6 +84,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(
                     f"request {request.request_id!r} wants {request.num_output_tokens} tokens; at least 1"
                 )
+            if not 0 <= request.at_s < float("inf"):
+                raise ConfigurationError(f"request {request.request_id!r} comes at_s {request.at_s:g}; 0 or later")
+            if isinstance(request.prompt, TokenPrompt) and any(one.num_tokens < 0 for one in request.prompt.segments):
+                raise ConfigurationError(f"request {request.request_id!r} has a segment of fewer than 0 tokens")
             known.add(request.request_id)
 
 

@@ -7,9 +7,11 @@ is in proportion: to the context that decodes read, to the pairs of prompts' att
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
+from headrace.base.errors import ConfigurationError
 from headrace.sim.cost.step_size import StepSize
 
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
@@ -27,6 +29,12 @@ class FittedSteps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     chunk_pairs_us: float
     num_decodes_us: float
     num_chunks_us: float
+
+    def __post_init__(self) -> None:
+        if not self.knots or len(self.knots) != len(self.knot_us) or any(a >= b for a, b in pairwise(self.knots)):
+            raise ConfigurationError("steps: knots must rise, and knot_us must have a time for each of them")
+        if min(self.knot_us) < 0:
+            raise ConfigurationError(f"steps: knot_us must not be negative, not {min(self.knot_us):g}")
 
     def step_us(self, size: StepSize) -> float:
         total = sum(weight * self.knot_us[index] for index, weight in weights_of(size.num_tokens, self.knots))

@@ -5,6 +5,7 @@ Knows operations and how often each is done. The step is the sum of its componen
 (fused, overlapped, launched late).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -68,6 +69,11 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     launch_us_per_layer: float = 50.0
     """In steps with prompts: those are not replayed from a captured graph."""
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"tuning: {name} must not be negative, not {getattr(self, name):g}")
+
 
 _ONE_GPU, _PLAIN, _AS_MEASURED = ParallelSpec(), Precision(), Tuning()
 
@@ -119,6 +125,8 @@ class GpuStepModel:
             self._attentions[group.attention] = self._attentions.get(group.attention, 0) + group.count
         self._linear_parts: dict[int, _LinearPart] = {}
         self._logits: dict[int, float] = {}
+        self._measured_dims = sorted({int(key.split("/")[1]) for key in curves.decode_attention})
+        self._grouped_keys: dict[int, str] = {}
         self._check()
 
     # The whole
@@ -143,6 +151,26 @@ class GpuStepModel:
         if size.num_chunks:
             total += tuning.launch_us_per_layer * self.shape.num_layers
         return total
+
+    def decode_run_us(self, num_decodes: int, contexts: Iterable[int]) -> list[float]:
+        """`step_us` of steps that only decode, so many sequences each, with so many tokens of context: the same numbers,
+        sooner."""
+        tuning, linear, logits = self.tuning, self._linear(num_decodes), self._logits_us(num_decodes)
+        before = (
+            tuning.host_us
+            + tuning.host_us_per_sequence * num_decodes
+            + tuning.gemm * (linear.gemm + logits)
+            + tuning.quantise * linear.quantise
+            + tuning.experts * linear.experts
+        )
+        collectives, elementwise = tuning.collectives * linear.collectives, tuning.elementwise * linear.elementwise
+        times = []
+        for context in contexts:
+            decode, latent_fixed, _ = self._attention_us(StepSize(num_decodes=num_decodes, decode_context=context))
+            # Sums in the order of `step_us`, so that not even the last bit differs.
+            attention = before + tuning.decode_attention * decode + tuning.latent_fixed * latent_fixed
+            times.append(attention + collectives + elementwise)
+        return times
 
     def components(self, size: StepSize) -> tuple[float, ...]:
         """As `COMPONENTS` names them, before any factor: `step_us` is their product with the tuning's fields."""
@@ -206,7 +234,7 @@ class GpuStepModel:
         return decode, latent_fixed, prefill
 
     def _grouped_us(self, attention: GroupedAttention, size: StepSize) -> tuple[float, float]:
-        key = f"{self.precision.kv}/{self._nearest_dim(attention.head_dim)}"
+        key = self._grouped_key(attention.head_dim)
         wide = 1.0 if self.precision.kv == "fp8" else 2.0
         heads = max(1.0, attention.num_heads / self.parallel.tensor_parallel_size)
         kv_heads = self._kv_heads(attention)
@@ -396,8 +424,13 @@ class GpuStepModel:
         return kernels.Rates(peak / 1e6, self._device.memory_bandwidth / 1e6)
 
     def _nearest_dim(self, head_dim: int) -> int:
-        measured = sorted({int(key.split("/")[1]) for key in self._curves.decode_attention})
-        return min(measured, key=lambda dim: abs(dim - head_dim))
+        return min(self._measured_dims, key=lambda dim: abs(dim - head_dim))
+
+    def _grouped_key(self, head_dim: int) -> str:
+        """What the curves of grouped attention are called."""
+        if head_dim not in self._grouped_keys:
+            self._grouped_keys[head_dim] = f"{self.precision.kv}/{self._nearest_dim(head_dim)}"
+        return self._grouped_keys[head_dim]
 
     def _layer_weight_bytes(self, group: LayerGroup) -> float:
         hidden, split, precision = self.shape.hidden_size, self.parallel.tensor_parallel_size, self.precision
@@ -430,7 +463,7 @@ class GpuStepModel:
                 key = f"{precision.kv}/{precision.latent_projections}"
                 needed.append((curves.latent_decode, key, "latent attention"))  # type: ignore[arg-type]
             elif isinstance(group.attention, GroupedAttention):
-                key = f"{precision.kv}/{self._nearest_dim(group.attention.head_dim)}"
+                key = self._grouped_key(group.attention.head_dim)
                 needed.append((curves.decode_attention, key, "attention"))  # type: ignore[arg-type]
             if not isinstance(group.mlp, DenseMlp):
                 chosen = EXPERT_KERNELS[self._device.architecture].get(precision.experts, precision.experts)
