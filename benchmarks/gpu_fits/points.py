@@ -57,6 +57,16 @@ class Point:
     day: str
 
     @property
+    def label(self) -> str:
+        """The row's own word for its precision: bf16, fp8, fp4, int4."""
+        return self.run.split("|")[3]
+
+    @property
+    def version(self) -> str:
+        """Of the engine; may be empty."""
+        return self.run.split("|")[5]
+
+    @property
     def load(self) -> str:
         return "c <= 8" if self.concurrency <= 8 else "c 9-64" if self.concurrency <= 64 else "c > 64"
 
@@ -213,7 +223,7 @@ def _point(row: dict[str, str], parallel: ParallelSpec) -> Point:
         device=row["system"],
         backend=row["backend"],
         parallel=parallel,
-        precision=_precision(family, precision, row["backend"], row["system"]),
+        precision=_precision(family, precision, row["backend"], row["system"], row["backend_version"]),
         concurrency=int(stated.group(1)) if stated else int(row["batch_size"]),
         isl=int(row["isl"]),
         osl=int(row["osl"]),
@@ -224,10 +234,20 @@ def _point(row: dict[str, str], parallel: ParallelSpec) -> Point:
     )
 
 
-def _precision(family: str, named: str, backend: str, system: str) -> Precision:
-    """Checkpoints by their common knowledge, not by the row's label. The KV cache's dtype is in no row; that loads on
-    Blackwell did not queue that a cache in bfloat16 could not have held says that it was fp8 there."""
-    is_narrow = named in ("fp8", "fp4") and (backend == "trtllm" or device(system).architecture == "blackwell")
+def _precision(family: str, named: str, backend: str, system: str, version: str) -> Precision:
+    """Checkpoints by their common knowledge, not by the row's label. The KV cache's dtype is in no row; where the public
+    benchmark's launch scripts state it, it is theirs (`gpu_fits/recipes.py`)."""
+    is_blackwell = device(system).architecture == "blackwell"
+    is_narrow = named in ("fp8", "fp4") and (backend == "trtllm" or is_blackwell)
+    match family, backend:
+        case "llama-70b", "vllm":
+            is_narrow = True  # kv-cache-dtype: fp8
+        case "gpt-oss", "trtllm":
+            is_narrow = is_blackwell  # kv_cache_config: dtype: auto on H200
+        case "qwen3.5", "sglang":
+            is_narrow = named in ("fp8", "fp4")  # --kv-cache-dtype fp8_e4m3
+        case "minimax", "vllm" if named == "fp8" and is_blackwell:
+            is_narrow = version >= "0.19"  # --kv-cache-dtype fp8 from there on
     kv = "fp8" if is_narrow else "bfloat16"
     if family == "gpt-oss":
         return Precision(experts="mxfp4", kv=kv)

@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.gpu_fits.points import Point
-from benchmarks.gpu_fits.replay import TOKEN_BUDGET, kv_capacity, lengths
+from benchmarks.gpu_fits.recipes import recipe
+from benchmarks.gpu_fits.replay import kv_capacity, lengths
 from benchmarks.gpu_fits.tuning import step_model
 
 from headrace.base.clock import Nanos
@@ -33,7 +34,7 @@ def is_comparable(point: Point) -> bool:
 
 def rehearse(point: Point) -> tuple[float, float]:
     """Mean TPOT and TTFT in ms with the real scheduler."""
-    model = step_model(point)
+    model, budget = step_model(point), recipe(point).token_budget
     drawn = lengths(point, 10 * point.concurrency)
     requests = [
         WorkloadRequest(request_id=f"r{i}", prompt=TokenPrompt((Segment(f"r{i}", isl),)), num_output_tokens=osl)
@@ -43,8 +44,8 @@ def rehearse(point: Point) -> tuple[float, float]:
         max_model_len=point.isl + point.osl,
         num_blocks=math.ceil(min(kv_capacity(point, model), 1e7) / _BLOCK_SIZE),
         block_size=_BLOCK_SIZE,
-        max_num_batched_tokens=TOKEN_BUDGET,
-        max_tokens_per_prompt_chunk=TOKEN_BUDGET,
+        max_num_batched_tokens=budget,
+        max_tokens_per_prompt_chunk=budget,
         max_num_seqs=1024,
         max_steps_in_flight=1,
     )

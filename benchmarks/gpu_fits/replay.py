@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.gpu_fits.points import Point
+from benchmarks.gpu_fits.recipes import Recipe, recipe
 
 from headrace.base.rng import stream
 from headrace.sim.cost.gpu import COMPONENTS, GpuStepModel
@@ -25,11 +26,7 @@ from headrace.sim.cost.step_size import StepSize
 from headrace.specs.device import device
 
 Array = np.ndarray[Any, Any]
-TOKEN_BUDGET = 8192
-_REQUESTS_PER_USER = 10
 _SHORTEST = 0.8
-_USABLE_MEMORY = 0.90
-_RESERVED_BYTES = 4e9
 _ANSWER_RESERVE = {"vllm": 0.5, "sglang": 0.7, "trtllm": 1.0}
 """Share of an answer for which there must be room when a prompt is admitted: guesses, which matter where memory is short."""
 
@@ -63,23 +60,34 @@ def lengths(point: Point, count: int) -> list[tuple[int, int]]:
     ]
 
 
-def kv_capacity(point: Point, model: GpuStepModel) -> float:
+def kv_capacity(point: Point, model: GpuStepModel, started: Recipe | None = None) -> float:
     """Tokens that the KV cache of one attention rank holds."""
-    free = device(point.device).memory_bytes * _USABLE_MEMORY - _RESERVED_BYTES - model.weight_bytes_per_gpu
+    started = started or recipe(point)
+    whole, weights = device(point.device).memory_bytes, model.weight_bytes_per_gpu
+    if started.is_share_of_free:
+        free = (whole - weights - started.reserved_bytes) * started.memory
+    else:
+        free = whole * started.memory - started.reserved_bytes - weights
     per_token = model.kv_bytes_per_token_per_gpu
     return max(free / per_token, 2.0 * (point.isl + point.osl)) if per_token else math.inf
 
 
 class _Engine:
-    def __init__(self, point: Point, model: GpuStepModel) -> None:
+    """One engine's schedule. Who arrives stands at the door until the engine looks, then waits for its step."""
+
+    def __init__(self, point: Point, model: GpuStepModel, started: Recipe) -> None:
         self._model = model
         self._backend = point.backend
-        self._capacity = kv_capacity(point, model)
+        self._recipe = started
+        self._capacity = kv_capacity(point, model, started)
         self._reserve = _ANSWER_RESERVE[point.backend]
         self._now = np.zeros(len(COMPONENTS) + 1)  # the last: steps with prompts
         self._step = 0
+        self._door: deque[_Request] = deque()
         self._waiting: deque[_Request] = deque()
         self._running: list[tuple[int, int, _Request]] = []  # by the step in which each ends
+        self._since_look = 0
+        self._waited = 0  # decode steps for which prompts were held back
         self._context = 0
         self._reserved = 0.0
         self._num_made = 0
@@ -87,24 +95,46 @@ class _Engine:
         self.ttfts: list[Array] = []
 
     def arrive(self, isl: int, osl: int) -> None:
-        self._waiting.append(_Request(isl, osl, self._now.copy()))
+        self._door.append(_Request(isl, osl, self._now.copy()))
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._door or self._waiting or self._running)
 
     def turn(self) -> int:
-        """One step with prompts, or decode steps until an answer ends. Returns how many answers ended."""
+        """One step with prompts, or decode steps until something can change. Returns how many answers ended."""
+        interval = self._recipe.steps_between_looks
+        if interval == 1 or not self._running or self._since_look >= interval:
+            self._look()
         chosen = self._choose_prompts()
-        if chosen:
+        if not chosen:
+            return self._decode(self._next_end())
+        if self._is_worth_it(chosen):
             return self._prompt_step(chosen)
-        return self._decode(self._running[0][0] - self._step)
+        steps = min(self._next_end(), self._recipe.max_wait_steps - self._waited)
+        self._waited += steps
+        return self._decode(steps)
+
+    def _look(self) -> None:
+        self._since_look = 0
+        self._waiting += self._door
+        self._door.clear()
+
+    def _next_end(self) -> int:
+        """Decode steps until an answer ends, or until those at the door are seen."""
+        steps = self._running[0][0] - self._step
+        return min(steps, self._recipe.steps_between_looks - self._since_look) if self._door else steps
 
     def _choose_prompts(self) -> list[tuple[_Request, int]]:
-        budget = TOKEN_BUDGET - (0 if self._backend == "sglang" else len(self._running))
+        started = self._recipe
+        budget = started.token_budget - (0 if self._backend == "sglang" else len(self._running))
+        room = started.max_num_seqs - len(self._running)
+        reserved = self._reserved
         chosen: list[tuple[_Request, int]] = []
         for request in self._waiting:
-            if not request.done and not self._has_room(request):
+            need = 0.0 if request.done else self._need(request)
+            is_alone = not self._running and not chosen
+            if len(chosen) >= room or (reserved + need > self._capacity and need and not is_alone):
                 break
             left = request.isl - request.done
             if self._backend == "trtllm" and chosen and left > budget:
@@ -112,15 +142,21 @@ class _Engine:
             count = min(left, budget)
             if count <= 0:
                 break
-            if not request.done:
-                self._reserved += request.isl + self._reserve * request.osl
+            reserved += need
             chosen.append((request, count))
             budget -= count
         return chosen
 
-    def _has_room(self, request: _Request) -> bool:
-        needed = request.isl + self._reserve * request.osl
-        return self._reserved + needed <= self._capacity or not self._running
+    def _need(self, request: _Request) -> float:
+        return request.isl + self._reserve * request.osl
+
+    def _is_worth_it(self, chosen: list[tuple[_Request, int]]) -> bool:
+        """Whether these prompts need not wait for more."""
+        started = self._recipe
+        if not self._running or self._waited >= started.max_wait_steps:
+            return True
+        tokens = sum(count for _, count in chosen) + len(self._running)
+        return tokens >= started.enough_tokens * started.token_budget
 
     def _prompt_step(self, chosen: list[tuple[_Request, int]]) -> int:
         with_decodes = self._backend != "sglang"
@@ -137,10 +173,13 @@ class _Engine:
             num_samples=decodes + len(ending),
         )
         self._spend(size, 1, prompts=True)
+        self._since_look, self._waited = self._recipe.steps_between_looks, 0
         if with_decodes:
             self._step += 1
             self._context += decodes
         for request, count in chosen:
+            if not request.done:
+                self._reserved += self._need(request)
             request.done += count
         for request in ending:
             self._waiting.remove(request)
@@ -157,6 +196,10 @@ class _Engine:
         self._spend(StepSize(num_decodes=decodes, decode_context=middle, num_samples=decodes), num_steps, prompts=False)
         self._step += num_steps
         self._context += decodes * num_steps
+        interval = self._recipe.steps_between_looks
+        self._since_look += num_steps
+        if not self._door:
+            self._since_look %= interval  # it looked, and saw nobody
         return self._end_answers()
 
     def _spend(self, size: StepSize, num_steps: int, *, prompts: bool) -> None:
@@ -169,18 +212,20 @@ class _Engine:
             _, _, request = heapq.heappop(self._running)
             assert request.first is not None
             self._context -= request.isl + request.osl
-            self._reserved -= request.isl + self._reserve * request.osl
+            self._reserved -= self._need(request)
             if request.osl > 1:
                 self.tpots.append((self._now - request.first) / (request.osl - 1))
             ended += 1
         return ended
 
 
-def replay(point: Point, model: GpuStepModel) -> Replayed:
-    """One attention rank with its share of the users; in attention-DP the others do alike."""
+def replay(point: Point, model: GpuStepModel, started: Recipe | None = None) -> Replayed:
+    """One attention rank with its share of the users; in attention-DP the others do alike. `started`: how, if not as its
+    launch script says."""
+    started = started or recipe(point)
     users = max(1, math.ceil(point.concurrency / point.parallel.data_parallel_size))
-    draws = iter(lengths(point, users * _REQUESTS_PER_USER))
-    engine = _Engine(point, model)
+    draws = iter(lengths(point, users * started.requests_per_user))
+    engine = _Engine(point, model, started)
     for _ in range(users):
         engine.arrive(*next(draws))
     while engine.is_busy:

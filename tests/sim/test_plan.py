@@ -4,18 +4,31 @@ import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from headrace.base.errors import ConfigurationError
 from headrace.cli.main import main
+from headrace.cli.plan import _show
 from headrace.measure.workload.arrivals import arrival_times
 from headrace.measure.workload.lengths import Fixed
 from headrace.measure.workload.prompts import at, random_requests
 from headrace.measure.workload.request import TextPrompt, Workload, WorkloadRequest
 from headrace.sim.cost_model import GpuDeployment
-from headrace.sim.plan import ExpertLayout, Plan, Promise, Space, known_prices, longest, plan, read_prices
+from headrace.sim.plan import (
+    ExpertLayout,
+    Plan,
+    Promise,
+    Space,
+    known_prices,
+    longest,
+    plan,
+    read_prices,
+    rehearse,
+)  # fmt: skip
 from headrace.sim.rate_match import Demand, answer_s, prompt_s
 
 SPACE = Space(
@@ -143,6 +156,59 @@ def test_what_a_workload_needs_grows_with_its_prompts_and_answers(
     assert answer_s(gpu, more, **room) >= answer_s(gpu, small, **room)  # type: ignore[arg-type]
 
 
+def apart(**changed: object) -> Plan:
+    """Fleets whose prompts are computed apart, and none else."""
+    space = Space(
+        devices=("h100_sxm",), tensor_parallel_sizes=(1,), token_budgets=(2048,), policies=("least-requests",),
+        max_replicas=8, is_aggregated=False,
+    )  # fmt: skip
+    promise = Promise(slo_ms={"ttft": 2_000.0, "tpot": 9.0})
+    deployment = GpuDeployment(device="h100_sxm", model="llama-3.1-8b")
+    return plan(long_prompts(), deployment, promise, dataclasses.replace(space, **changed), PRICES)  # type: ignore[arg-type]
+
+
+def test_no_ratio_of_prefill_to_decode_is_cheaper_than_the_one_that_is_found() -> None:
+    """Every pair of numbers that costs less is rehearsed here, one after another."""
+    found = apart()
+    best = found.best
+    assert best is not None and best.setup.prefill is not None
+    promise = Promise(slo_ms={"ttft": 2_000.0, "tpot": 9.0})
+    for num_prefill in range(1, 8):
+        for num_replicas in range(1, 8):
+            one = dataclasses.replace(best.setup, num_prefill=num_prefill, num_replicas=num_replicas)
+            if one.price < best.price:
+                assert not rehearse(long_prompts(), one, promise).keeps, one.name
+
+
+def test_prompts_may_be_computed_on_other_devices_than_answers_where_that_is_wanted() -> None:
+    devices = ("h100_sxm", "l40s")
+    alike, mixed = (apart(devices=devices, mixes_devices=mixes) for mixes in (False, True))
+    assert all(one.setup.prefill and one.setup.prefill.gpu.device == one.shape.gpu.device for one in alike.candidates)
+    assert alike.best is not None and mixed.best is not None
+    assert mixed.best.price <= alike.best.price
+    told = {name for name in mixed.left_out if name.startswith("l40s x1 prefill with h100")}
+    rehearsed = {one.setup.prefill.layout for one in mixed.candidates if one.setup.prefill}
+    assert told or "l40s x1" in rehearsed, "a pair is rehearsed, or its reason is told"
+
+
+def test_pairs_beyond_the_cheapest_by_closed_numbers_are_told() -> None:
+    found = apart(tensor_parallel_sizes=(1, 2), max_pairs=1, max_replicas=4)
+    assert "by closed numbers 1 other pairs are cheaper" in found.left_out.values() or found.best is not None
+
+
+def test_a_planned_fleet_that_resembles_a_backend_has_its_front_end() -> None:
+    gpu = GpuDeployment(device="h100_sxm", model="llama-3.1-8b")
+    space = dataclasses.replace(SPACE, devices=("h100_sxm",), tensor_parallel_sizes=(1,), is_disaggregated=False)
+    promise = Promise(slo_ms={"ttft": 2_000.0, "tpot": 40.0})
+    alone, like = (
+        plan(workload(), msgspec.structs.replace(gpu, backend=backend), promise, space, PRICES).best
+        for backend in ("", "vllm")
+    )
+    assert alone is not None and like is not None
+    of_alone, of_like = (one.summary.distributions["ttft"].mean for one in (alone, like))
+    assert of_like > of_alone + like.shape.gpu.front_end.latency_us / 1e3
+
+
 def test_of_a_model_with_experts_layouts_with_whole_experts_are_searched_too() -> None:
     space = dataclasses.replace(SPACE, devices=("h100_sxm",), tensor_parallel_sizes=(8,), max_replicas=4)
     both = planned("qwen3-235b-a22b", space=space, ttft=2_000.0)
@@ -153,3 +219,11 @@ def test_of_a_model_with_experts_layouts_with_whole_experts_are_searched_too() -
         space=dataclasses.replace(space, expert_layouts=(ExpertLayout.EXPERT,)),
     )  # fmt: skip
     assert {one.shape.layout for one in only.candidates} == {"h100_sxm x8 EP8"}
+
+
+def test_a_narrow_screen_breaks_names_of_fleets_and_hides_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    found = apart()
+    _show(Console(width=80), found, long_prompts(), Promise(slo_ms={"ttft": 2_000.0, "tpot": 9.0}))
+    told = capsys.readouterr().out
+    assert all(head in told for head in ("GPUs", "$/h", "kept", "tok/s per GPU", "tok/s per user"))
+    assert found.best is not None and f"{found.best.price:,.2f}" in told

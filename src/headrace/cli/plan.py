@@ -72,6 +72,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="only fleets that compute prompts where answers are, or only those that do not (default any)",
     )  # fmt: skip
     parser.add_argument(
+        "--one-device", action="store_true", help="compute prompts on the same devices as answers (default: on any)"
+    )
+    parser.add_argument(
+        "--backend", choices=("vllm", "sglang", "trtllm"), default="",
+        help="whose measured deployments to resemble: how far their steps are from the kernels, and what stands before a "
+        "first token (default: kernels alone)",
+    )  # fmt: skip
+    parser.add_argument(
         "--expert-layouts", nargs="+", choices=list(ExpertLayout), default=list(ExpertLayout), type=ExpertLayout,
         help="of a model with experts: tensor: each GPU of a replica has a part of every expert; expert: each has "
         "whole ones (default both)",
@@ -110,10 +118,11 @@ def run(options: argparse.Namespace) -> int:
         max_replicas=options.max_replicas,
         is_aggregated=options.serving != "disaggregated",
         is_disaggregated=options.serving != "aggregated",
+        mixes_devices=not options.one_device,
         expert_layouts=tuple(dict.fromkeys(options.expert_layouts)),
     )
     precision = Precision(gemm=options.dtype, experts=options.dtype, kv=options.kv_cache_dtype)
-    deployment = GpuDeployment(device=space.devices[0], model=options.model, precision=precision)
+    deployment = GpuDeployment(device=space.devices[0], model=options.model, precision=precision, backend=options.backend)
     found = _search(workload, deployment, promise, space, prices, console)
     _show(console, found, workload, promise)
     if options.result is not None:
@@ -160,7 +169,7 @@ def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -
     console.print(f"{promise.share:.0%} of {len(workload.requests):,} requests within {asked}\n")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", "GPUs", "$/h", "kept", "tok/s per GPU", "tok/s per user"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+        table.add_column(column, justify="left" if not column else "right", no_wrap=bool(column))
     kept = found.kept
     for one in kept[:_SHOWN_ROWS]:
         table.add_row(*_row(one))
@@ -212,7 +221,7 @@ def _show_what_binds(console: Console, found: Plan, best: Candidate) -> None:
 
 def _row(one: Candidate) -> list[str]:
     return [
-        one.setup.name,
+        one.setup.name.replace(" + ", "\n+ "),
         str(one.num_gpus),
         f"{one.price:,.2f}",
         f"{one.kept_share:.1%}",
@@ -235,6 +244,7 @@ def _document(found: Plan, promise: Promise) -> dict[str, Any]:
 def _figures(one: Candidate) -> dict[str, Any]:
     prefill = one.setup.prefill
     apart = {} if prefill is None else {
+        "prefill_device": prefill.gpu.device,
         "prefill_tensor_parallel_size": prefill.gpu.tensor_parallel_size,
         "prefill_expert_parallel_size": prefill.gpu.expert_parallel_size,
         "prefill_max_num_batched_tokens": prefill.scheduler.max_num_batched_tokens,

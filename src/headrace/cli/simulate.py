@@ -138,7 +138,7 @@ def _run_workload(path: Path, engine: Path | None, result: Path | None, console:
 
     def rehearse(speed: float) -> Run:
         cost = model.step_cost(speed=speed)
-        return run_workload(workload, config=model.scheduler, cost=cost, facts=facts, front_end=model.front_end)
+        return run_workload(workload, config=model.scheduler, cost=cost, facts=facts, front_end=model.entrance)
 
     with console.status("rehearsing"), collector_at_rest():
         run = rehearse(1.0)

@@ -28,7 +28,7 @@ from headrace.measure.workload.request import Workload, WorkloadRequest
 from headrace.sim.cost.fitted_steps import KNOTS, FittedSteps, weights_of
 from headrace.sim.cost.least_squares import non_negative_least_squares
 from headrace.sim.cost.step_size import StepSize, step_size
-from headrace.sim.front_end import FrontEnd, FrontEndCost
+from headrace.sim.front_end import FRONT_END_TIMES, FrontEnd, FrontEndCost
 from headrace.sim.replay import step_durations
 
 _SOLO_PROMPTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -294,13 +294,13 @@ def fit_front_end(entrances: Sequence[Entrance], exits: Sequence[Exit]) -> Front
     crossings: list[Entrance | Exit] = [*entrances, *exits]
     happened = sorted(crossings, key=lambda one: one.sent if isinstance(one, Entrance) else one.ended)
     cost = FrontEndCost(
-        request_us=percentile(sorted(waits), 25),
+        request_us=max(0.0, percentile(sorted(waits), 25)),
         prompt_token_us=0.1,
         chunk_us=10.0,
-        latency_us=percentile(sorted(leaves), 25) if leaves else 0.0,
+        latency_us=max(0.0, percentile(sorted(leaves), 25)) if leaves else 0.0,
     )
     best = _distance_us(happened, cost)
-    names = FrontEndCost.__struct_fields__
+    names = FRONT_END_TIMES
     # One part more or less, or one more and another less: what two of them share is found by the second kind of move.
     moves = [(up, down) for up in (*names, "") for down in (*names, "") if up != down]
     factor = _FIRST_FACTOR
@@ -317,7 +317,7 @@ def fit_front_end(entrances: Sequence[Entrance], exits: Sequence[Exit]) -> Front
                 cost, best, is_better = tried, distance, True
         if not is_better:
             factor = math.sqrt(factor)
-    return FrontEndCost(**{name: round(getattr(cost, name), 3) for name in FrontEndCost.__struct_fields__})
+    return FrontEndCost(**{name: round(getattr(cost, name), 3) for name in names})
 
 
 def _distance_us(happened: Iterable[Entrance | Exit], cost: FrontEndCost) -> float:

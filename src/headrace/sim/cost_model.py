@@ -17,12 +17,12 @@ from headrace.base.errors import ConfigurationError, nearest
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.step import StepPlan
 from headrace.sim.cost.curves import curves_of, was_measured
-from headrace.sim.cost.deployments import Deviation, deviation_of, half_width_90, measured_models
+from headrace.sim.cost.deployments import Deviation, deviation_of, front_end_of, half_width_90, measured_models
 from headrace.sim.cost.fitted_steps import FittedSteps
 from headrace.sim.cost.gpu import GpuStepModel, Precision, Tuning
 from headrace.sim.cost.shape import ModelShape, shape_from_config
 from headrace.sim.cost.step_size import StepSize, step_size
-from headrace.sim.front_end import FrontEndCost
+from headrace.sim.front_end import NO_FRONT_END, FrontEndCost
 from headrace.sim.step_cost import LinearStepCost, StepCost
 from headrace.specs.device import device
 from headrace.specs.parallel import ParallelSpec
@@ -106,6 +106,13 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return deviation_of(self.model, self.backend, device(self.device).architecture, dtype)
 
     @property
+    def front_end(self) -> FrontEndCost:
+        """What stood before deployments of its backend; nothing where none is named, or where `tuning` is given."""
+        if not self.backend or self.tuning is not None:
+            return NO_FRONT_END
+        return front_end_of(self.backend, device(self.device).architecture) or NO_FRONT_END
+
+    @property
     def half_width_90(self) -> float:
         return half_width_90(
             has_measured_model=self.model in measured_models(), has_measured_device=was_measured(self.device)
@@ -147,7 +154,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Fields of `LinearStepCost`."""
     steps: FittedSteps | None = None
     gpu: GpuDeployment | None = None
-    front_end: FrontEndCost = FrontEndCost()
+    front_end: FrontEndCost = NO_FRONT_END
     fitted: FittedRange | None = None
     """What `steps` is good for."""
     speed_spread: float = 0.0
@@ -180,6 +187,13 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 hint = nearest(name, known)
                 raise ConfigurationError(f"there is no key {name!r} in [cost]{hint} (known: {', '.join(known)})")
         return LinearStepCost(**self.cost)
+
+    @property
+    def entrance(self) -> FrontEndCost:
+        """What stands before it: as stated; else what deployments of the backend that `gpu` names showed."""
+        if self.front_end != NO_FRONT_END or self.gpu is None:
+            return self.front_end
+        return self.gpu.front_end
 
     @property
     def speeds_90(self) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from headrace.router.mind.endpoint import EndpointRole
 from headrace.router.mind.profile import RoutingConfig
 from headrace.router.mind.router_core import RouterConfig
 from headrace.sim.cost_model import EngineModel, GpuDeployment
+from headrace.sim.front_end import NO_FRONT_END, FrontEndCost
 from headrace.sim.step_cost import LinearStepCost, StepCost
 from headrace.specs.device import device
 
@@ -100,6 +101,8 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cost: LinearCostSpec = LinearCostSpec()
     gpu: GpuDeployment | None = None
     """What one replica runs on, and as what: steps then take what published kernel measurements say, in place of `cost`."""
+    front_end: FrontEndCost = NO_FRONT_END
+    """What stands before its mind; where nothing is stated, what deployments of `gpu.backend` showed, if one is named."""
     engine: EngineModel | None = None
     """An engine that was measured, in place of `cost` and `gpu`: what its steps took and what stands before it. In a fleet
     file, the name of what `headrace calibrate` wrote; keys of `scheduler` go before those that are there."""
@@ -121,6 +124,8 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         given = [name for name, is_given in stated.items() if is_given]
         if len(given) > 1:
             raise ConfigurationError(f"a pool's steps have one cost, not {' and '.join(given)}: leave out all but one")
+        if self.engine is not None and self.front_end != NO_FRONT_END:
+            raise ConfigurationError("a pool's front_end stands in the file of its engine: leave it out here")
 
     @property
     def replica(self) -> EngineModel:
@@ -128,7 +133,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.engine is not None:
             return msgspec.structs.replace(self.engine, scheduler=self.scheduler)
         cost = {} if self.gpu is not None else msgspec.structs.asdict(self.cost)
-        return EngineModel(scheduler=self.scheduler, cost=cost, gpu=self.gpu)
+        return EngineModel(scheduler=self.scheduler, cost=cost, gpu=self.gpu, front_end=self.front_end)
 
     @property
     def kv_bytes_per_token(self) -> float:

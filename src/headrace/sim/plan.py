@@ -68,6 +68,10 @@ class Space:
     """Whether fleets are searched whose replicas are all alike."""
     is_disaggregated: bool = True
     """Whether those are whose prompts are computed apart."""
+    mixes_devices: bool = True
+    """Whether prompts may be computed on other devices than answers."""
+    max_pairs: int = 24
+    """Of shapes that compute prompts with shapes that answer, those that are rehearsed: the cheapest by closed numbers."""
     expert_layouts: tuple[ExpertLayout, ...] = tuple(ExpertLayout)
     """Of models with experts, where a replica has several GPUs."""
 
@@ -337,7 +341,7 @@ def plan(
     on_rehearsal: Callable[[str], None] = lambda name: None,
 ) -> Plan:
     """Searches for each shape the fewest replicas that keep the promise, as long as they can be the cheapest; then for pairs
-    of layouts on one device the fewest prefill and decode replicas.
+    of layouts the cheapest numbers of prefill and decode replicas, in whatever ratio.
 
     `on_rehearsal` is told what is about to be rehearsed.
     """
@@ -347,25 +351,23 @@ def plan(
         for shape in found:
             search.try_alone(shape)
     if space.is_disaggregated:
-        for prefill, decode in _pairs(found):
-            search.try_pair(prefill, decode)
+        search.try_pairs(_pairs(found, mixes_devices=space.mixes_devices))
     return Plan(candidates=tuple(search.known.values()), left_out=search.left_out)
 
 
-def _pairs(found: Sequence[Shape]) -> list[tuple[Shape, Shape]]:
-    """(prefill, decode) on one device, the cheapest first. Prompts alone go through fastest in large steps, and who only
-    answers needs no large ones: so one token budget each, and the policy that comes last."""
+def _pairs(found: Sequence[Shape], *, mixes_devices: bool) -> list[tuple[Shape, Shape]]:
+    """(prefill, decode). Prompts alone go through fastest in large steps, and who only answers needs no large ones: so one
+    token budget each, and the policy that comes last."""
     by_layout: dict[str, list[Shape]] = {}
     for shape in found:
         by_layout.setdefault(shape.layout, []).append(shape)
     last = [[one for one in alike if one.policy == alike[-1].policy] for alike in by_layout.values()]
-    pairs = [
+    return [
         (max(computes, key=_budget), min(answers, key=_budget))
         for computes in last
         for answers in last
-        if computes[0].gpu.device == answers[0].gpu.device
+        if mixes_devices or computes[0].gpu.device == answers[0].gpu.device
     ]
-    return sorted(pairs, key=lambda pair: pair[0].price + pair[1].price)
 
 
 def _budget(shape: Shape) -> int:
@@ -406,33 +408,65 @@ class _Search:
             return  # as many as could be cheaper are too few
         _fewest(lambda count: self.keeps(Setup(shape=shape, num_replicas=count)), most)
 
-    def try_pair(self, prefill: Shape, decode: Shape) -> None:
-        """The fewest of both, beginning with numbers that are matched to what the workload asks of each, then with one fewer
-        of either as long as the promise is kept."""
-        name = f"{prefill.layout} prefill with {decode.layout} decode"
+    def try_pairs(self, pairs: Sequence[tuple[Shape, Shape]]) -> None:
+        """Those first for which the closed numbers are cheapest: where they are low enough, later ones need no rehearsal."""
+        least = sorted((self._least(prefill, decode) for prefill, decode in pairs), key=lambda one: one.price)
+        for index, one in enumerate(least):
+            assert one.prefill is not None
+            name = f"{one.prefill.layout} prefill with {one.shape.layout} decode"
+            if one.price >= self.best_price:
+                self.left_out[name] = "what the workload takes at least of them costs more than the best fleet"
+            elif index >= self._space.max_pairs:
+                self.left_out[name] = f"by closed numbers {self._space.max_pairs} other pairs are cheaper"
+            else:
+                self._try_pair(one)
+
+    def _least(self, prefill: Shape, decode: Shape) -> Setup:
+        """What the workload takes at least, by closed numbers."""
         needs_prefill, needs_decode = self._needs(prefill, decode)
-        ratio = needs_prefill / needs_decode
-
-        def matched(size: int) -> Setup:
-            """Of so many replicas, at least two."""
-            num_prefill = min(size - 1, max(1, round(size * ratio / (1 + ratio))))
-            return Setup(shape=decode, num_replicas=size - num_prefill, prefill=prefill, num_prefill=num_prefill)
-
-        least = Setup(
+        return Setup(
             shape=decode, num_replicas=max(1, math.ceil(needs_decode)), prefill=prefill,
             num_prefill=max(1, math.ceil(needs_prefill)),
         )  # fmt: skip
-        if least.price >= self.best_price:
-            self.left_out[name] = "what the workload takes at least of them costs more than the best fleet"
-            return
-        most = self._space.max_replicas
+
+    def _try_pair(self, least: Setup) -> None:
+        """First the fewest in the ratio in which the workload needs them; then every other ratio in which as many as
+        could be cheaper may keep the promise; at last one fewer of either than any closed number says."""
+        prefill, decode = least.prefill, least.shape
+        assert prefill is not None
+        needs_prefill, needs_decode = self._needs(prefill, decode)
+        share, most = needs_prefill / (needs_prefill + needs_decode), self._space.max_replicas
+
+        def matched(size: int) -> Setup:
+            """Of so many replicas, at least two."""
+            num_prefill = min(size - 1, max(1, round(size * share)))
+            return replace(least, num_replicas=size - num_prefill, num_prefill=num_prefill)
+
         while most >= 2 and matched(most).price >= self.best_price:
             most -= 1
-        if most < 2 or not self.keeps(matched(most)):
-            return  # as many as could be cheaper are too few, in this ratio
-        size = _fewest(lambda count: self.keeps(matched(count + 1)), most - 1)
-        if size is not None:
-            self._trim(matched(size + 1))
+        found: list[Setup] = []
+        if most >= 2 and self.keeps(matched(most)):
+            size = _fewest(lambda count: self.keeps(matched(count + 1)), most - 1)
+            found += [matched(size + 1)] if size is not None else []
+        elif self.best_price == float("inf"):
+            return  # not even all that may be
+        highest = 2 * max(least.num_prefill, *(one.num_prefill for one in found), 1) + 1
+        for num_prefill in range(least.num_prefill, highest + 1):
+            found += self._fewest_decode(replace(least, num_prefill=num_prefill))
+        if found:
+            self._trim(min(found, key=lambda one: one.price))
+
+    def _fewest_decode(self, least: Setup) -> list[Setup]:
+        """With so many that compute prompts, the fewest to answer that are cheaper than what is known; none where there are
+        none."""
+        room = self._space.max_replicas - least.num_prefill - least.num_replicas
+        while room >= 0 and replace(least, num_replicas=least.num_replicas + room).price >= self.best_price:
+            room -= 1
+        if room < 0 or not self.keeps(replace(least, num_replicas=least.num_replicas + room)):
+            return []
+        more = _fewest(lambda count: self.keeps(replace(least, num_replicas=least.num_replicas + count - 1)), room + 1)
+        assert more is not None
+        return [replace(least, num_replicas=least.num_replicas + more - 1)]
 
     def _trim(self, setup: Setup) -> None:
         """One fewer of either, the dearer first, as long as that keeps the promise."""

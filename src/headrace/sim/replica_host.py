@@ -57,6 +57,8 @@ class Generation:
     last_token: int = 0
     """When those were there, if any was."""
     num_tokens: int = 0
+    """Computed so far; those of the first chunk are seen together."""
+    first_chunk_tokens: int = 1
     gaps: "array[int]" = field(default_factory=lambda: array("q"))
     """From each token to the next, in nanoseconds: many times smaller than a list."""
     token_ids: list[int] = field(default_factory=list)
@@ -67,15 +69,28 @@ class Generation:
         return self.client_request_id, self.number
 
     def note_token(self, now: int) -> None:
-        if self.num_tokens:
-            self.gaps.append(now - self.last_token)
-        else:
-            self.first_token = now
-        self.last_token = now
         self.num_tokens += 1
+        if self.num_tokens > self.first_chunk_tokens:
+            self.gaps.append(now - self.last_token)
+        elif self.num_tokens == self.first_chunk_tokens:
+            self._send_first_chunk(now)
+        self.last_token = now
+
+    def end(self) -> None:
+        """Nothing more comes: a first chunk that is not full goes as it is."""
+        if 0 < self.num_tokens < self.first_chunk_tokens:
+            self._send_first_chunk(self.last_token)
+
+    def _send_first_chunk(self, now: int) -> None:
+        self.first_token = now
+        self.gaps.extend([0] * (self.num_tokens - 1))
 
     def note_run(self, ends: Sequence[int], gaps: "array[int]") -> None:
         """A token at each of these moments, after the first. `gaps`: those between them."""
+        if self.num_tokens < self.first_chunk_tokens:
+            for end in ends:
+                self.note_token(end)
+            return
         self.gaps.append(ends[0] - self.last_token)
         self.gaps.extend(gaps)
         self.last_token = ends[-1]
@@ -242,7 +257,7 @@ class ReplicaHost(Observer):
         )
         if self._connector is not None:
             self._connector.replica = self._replica
-        front_end = FrontEnd(self.spec.replica.front_end)
+        front_end = FrontEnd(self.spec.replica.entrance)
         self._front_end = front_end if front_end.has_cost else None
         self.join()
 
@@ -287,7 +302,10 @@ class ReplicaHost(Observer):
             return
         self._around.watch.admitted(self.name, epoch, self.epoch, request, generation)
         engine_request_id = _engine_request_id(request.request_id, generation)
-        self._generations[engine_request_id] = Generation(request.request_id, generation, leg)
+        first_chunk = 1 if self._front_end is None else self._front_end.first_chunk_tokens
+        self._generations[engine_request_id] = Generation(
+            request.request_id, generation, leg, first_chunk_tokens=1 if leg is Leg.PREFILL else first_chunk
+        )
         sampling = request.sampling
         asked = Request(
             request_id=engine_request_id,
@@ -361,13 +379,16 @@ class ReplicaHost(Observer):
         self._around.watch.ran(self.name, run)
         generations = [self._generations[sequence.request.request_id] for sequence in run.sequences]
         front_end = self._front_end
-        if front_end is not None:
+        delay = 0 if front_end is None else front_end.delay_of_run(ends[0])
+        if front_end is not None and delay is None:
             for end in ends:
                 for generation in generations:
                     generation.note_token(front_end.deliver(Nanos(end)))
+        elif delay:
+            ends = [end + delay for end in ends]
         gaps = array("q", map(sub, ends[1:], ends))
         for sequence, generation in zip(run.sequences, generations, strict=True):
-            if front_end is None:
+            if delay is not None:
                 generation.note_run(ends, gaps)
             if self._around.keeps_tokens:
                 generation.token_ids += sequence.output_token_ids[-run.num_steps :]
@@ -396,6 +417,7 @@ class ReplicaHost(Observer):
     def _finish(self, engine_request_id: RequestId, generation: Generation, update: RequestUpdate, *, at: Nanos) -> None:
         assert update.finish_reason is not None
         del self._generations[engine_request_id]
+        generation.end()
         finish = Finish(
             replica=self.name,
             first_token=generation.first_token,

@@ -146,7 +146,7 @@ class _Rehearsal(Observer):
         now = self._clock.now()
         self._count_in_flight(now)
         prompt = self._prompt(request)
-        self._live[request.request_id] = _LiveRequest(request, now, prompt)
+        self._live[request.request_id] = _LiveRequest(request, now, prompt, self._front_end.first_chunk_tokens)
         asked = Request(
             request_id=RequestId(request.request_id),
             prompt_token_ids=tuple(prompt),
@@ -184,8 +184,9 @@ class _Rehearsal(Observer):
 
 
 class _LiveRequest:
-    def __init__(self, request: WorkloadRequest, arrived: Nanos, prompt: list[int]) -> None:
+    def __init__(self, request: WorkloadRequest, arrived: Nanos, prompt: list[int], first_chunk_tokens: int) -> None:
         self.request = request
+        self._first_chunk_tokens = first_chunk_tokens
         self.prompt = prompt
         self.answer: list[int] = []
         self._arrived = arrived
@@ -206,6 +207,9 @@ class _LiveRequest:
 
     def record(self, now: Nanos, *, error: str, detail: str) -> RequestRecord:
         chunks = self._chunks
+        count = min(self._first_chunk_tokens, len(chunks))
+        if count > 1:
+            chunks = [chunks[count - 1]] * count + chunks[count:]
         return RequestRecord(
             request_id=self.request.request_id,
             intended_ns=self._arrived,

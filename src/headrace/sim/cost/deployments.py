@@ -8,6 +8,8 @@ from importlib import resources
 
 import msgspec
 
+from headrace.sim.front_end import FrontEndCost
+
 
 class Deviation(msgspec.Struct, frozen=True, kw_only=True):
     """Of the logarithm of a step's time over the model's."""
@@ -24,9 +26,25 @@ class Deviation(msgspec.Struct, frozen=True, kw_only=True):
         return math.exp(self.level + self.slope * math.log10(min(max(num_sequences, 1), 512) / 30))
 
 
+class FirstToken(msgspec.Struct, frozen=True, kw_only=True):
+    """What public benchmark runs showed before a first token, beside steps (`benchmarks/gpu_fits/first_token.py`)."""
+
+    a_ms: float
+    """Of a request's time, whatever it asks."""
+    k: float
+    """Steps by which a token is seen later than it was computed."""
+    s: float
+    """On wait and prompts, as the steps' model has them."""
+    hp_ms: float
+    """For each operation of a step with prompts."""
+    u_ms: float
+    """For each token of a prompt."""
+
+
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
     half_widths_90: dict[str, float]
     deployments: dict[str, Deviation]
+    first_token: dict[str, FirstToken]
 
 
 @cache
@@ -43,6 +61,15 @@ def deviation_of(model: str, backend: str, architecture: str, narrowest_dtype: s
     """
     label = _LABELS.get(narrowest_dtype, narrowest_dtype)
     return _document().deployments.get(f"{model}|{backend}|{architecture}|{label}")
+
+
+def front_end_of(backend: str, architecture: str) -> FrontEndCost | None:
+    """As public benchmark runs of the backend showed it; None where there were none. Launches (`hp_ms`) are part of a step,
+    and `s` corrects other engines' schedules: neither is in it."""
+    found = _document().first_token.get(f"{backend}|{architecture}|public client")
+    if found is None:
+        return None
+    return FrontEndCost(latency_us=found.a_ms * 1e3, prompt_token_us=found.u_ms * 1e3, first_chunk_tokens=1 + round(found.k))
 
 
 _LABELS = {"bfloat16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
