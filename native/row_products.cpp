@@ -6,7 +6,9 @@ namespace headrace {
 
 namespace {
 
-constexpr int kFewRows = 2;         // so few are prepared by each thread for itself, which saves a barrier
+// So few rows, or so few of all threads together, are prepared by each thread for itself: that saves a barrier, and fetching from
+// another core what was prepared there.
+constexpr int kFewRows = 2, kFewRowsOfAllThreads = 16;
 constexpr int kItemsPerThread = 8;  // so little work is lost to a thread that is kept from its own
 
 constexpr size_t kPastEnd = 512;  // kernels may read behind a group's last row, as if it had sixteen, for nobody
@@ -113,7 +115,7 @@ void RowProducts::with_prepared(const Matrix& x, const Preparation& how, int num
     if (x.rows == 0) return;
     cut_into_groups(x.rows);
     const int num_threads = pool_.size(), num_groups = int(groups_.size());
-    const bool each_its_own = x.rows <= kFewRows;
+    const bool each_its_own = x.rows <= std::max(kFewRows, kFewRowsOfAllThreads / num_threads);
     const size_t bytes = how.num_bytes();
     const size_t normed_bytes = whole_lines(size_t(how.num_in) * 4);
     uint8_t* normed = normed_.reserve(normed_bytes * size_t(num_threads));

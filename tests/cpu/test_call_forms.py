@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from tests import fakes
 from tests.cpu.test_bfcl_round_trip import ARCHIVE, tasks
 from tests.tool_formats import calls_of, parsed
 from tests.walks import accepts, backend_of_bytes, random_answer
 
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
+from headrace.server.reading import AnswerReading
 from headrace.server.tools.answer_form import answer_form
 from headrace.server.tools.formats import FORMATS
 from headrace.server.tools.request import ToolUse
@@ -195,6 +197,15 @@ def test_a_call_in_a_role_of_its_own_comes_behind_the_end_of_the_message(message
     assert accepts(backend, may, "I stop." + called, marks)
     assert accepts(backend, may, "I stop.", marks)
     assert not accepts(backend, may, called.replace("{}", '{"a": 1}'), marks)
+
+
+@pytest.mark.parametrize("line_break", ["", "\n"], ids=["a break of its own", "a break in the token"])
+def test_the_role_that_announces_a_call_is_shown_to_the_parser(line_break: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is a control token, which others leave out of the text."""
+    monkeypatch.setitem(fakes.SPECIAL_TOKENS, 260, role := f"<|role_sep|>{line_break}")
+    monkeypatch.setitem(fakes.SPECIAL_IDS, role, 260)
+    reading = AnswerReading(tools=None, tool_format=FORMATS["gigachat"], form=None, reasoning_format=None)
+    assert 260 in reading.shown_special_token_ids(fakes.ByteTokenizer())
 
 
 @pytest.mark.slow

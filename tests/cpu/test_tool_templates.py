@@ -157,6 +157,9 @@ def test_turns_with_calls_render_as_transformers_renders_them(name: str, num_cal
             options["add_generation_prompt"] = True
             candidates = [theirs(source, [ASKED, form, *tail], **options) for form in forms(turn)]
             assert rendered in candidates
+            assert rendered is not None or candidates == [None] * len(candidates), (
+                "a form that it can render was passed over"
+            )
             assert rendered is None or "None" not in rendered or candidates.count(rendered) > 1
 
 

@@ -63,9 +63,10 @@ def repetitive(draw: st.DrawFn) -> dict[str, Any]:
     return schema
 
 
-def compiled(schema: Any) -> CompiledForm | None:
+def compiled(schema: Any, *, is_compact: bool = False) -> CompiledForm | None:
+    text = json.dumps(schema)
     try:
-        return BACKEND.compile(StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=json.dumps(schema)))
+        return BACKEND.compile(StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=text, disable_any_whitespace=is_compact))
     except InvalidRequestError:
         return None
 
@@ -87,18 +88,18 @@ def check_walk(one: CompiledForm, other: CompiledForm, rng: random.Random, num_t
 
 
 @settings(max_examples=150, deadline=None)
-@given(schema=repetitive(), seed=st.integers(0, 2**32))
-def test_definitions_change_no_answer(schema: dict[str, Any], seed: int) -> None:
+@given(schema=repetitive(), seed=st.integers(0, 2**32), is_compact=st.booleans())
+def test_definitions_change_no_answer(schema: dict[str, Any], seed: int, is_compact: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(same_subschemas, "_LEAST", 2)
         patch.setattr(same_subschemas, "_LEAST_SHARE", 0)
         patch.setattr(json_schema, "_WORTH_SHARING", 10**9)
-        as_given = compiled(schema)
+        as_given = compiled(schema, is_compact=is_compact)
         shared = said_once(schema, json.dumps(schema))
         assert "$defs" in shared
-        by_reference = compiled(shared)
+        by_reference = compiled(shared, is_compact=is_compact)
         patch.setattr(json_schema, "_WORTH_SHARING", 0)
-        with_a_way_back = compiled(schema)
+        with_a_way_back = compiled(schema, is_compact=is_compact)
     # What is refused with definitions may be enforced without; never the other way round, and never in silence.
     assert (as_given is None) is (with_a_way_back is None)
     assert by_reference is None or as_given is not None
@@ -140,6 +141,18 @@ def test_where_places_have_names_nothing_is_moved(keyword: dict[str, Any]) -> No
     part = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}}
     schema = {"type": "object", "properties": {"p": part, "q": part, "r": keyword}}
     assert said_once(schema, json.dumps(schema)) is schema
+
+
+@pytest.mark.parametrize("num_levels", [100, 195, 240, 400])
+def test_however_deep_a_schema_is_it_is_shared_left_or_refused_in_words(num_levels: int) -> None:
+    part: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}}
+    for _ in range(num_levels):
+        part = {"type": "object", "properties": {"p": part}}
+    schema = {"type": "object", "properties": {"p": part, "q": part}}
+    said_once(schema, json.dumps(schema))
+    wanted = StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=json.dumps(schema), field="f")
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        BACKEND.compile(wanted)
 
 
 def test_what_hardly_repeats_itself_is_left_as_it_is() -> None:

@@ -92,6 +92,11 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
         show_interval(console, summary, _bounds(spec, workload, facts, options, console))
     for note in dict.fromkeys(note for pool in spec.pools.values() for note in pool.replica.notes):
         console.print(f"[yellow]! {note}[/]")
+    for fault in spec.faults:
+        if nanos(fault.at_s) > outcome.run.facts.duration_ns:
+            ended_s = seconds(outcome.run.facts.duration_ns)
+            what = f"{fault.kind} of {fault.replica}" if fault.replica else str(fault.kind)
+            console.print(f"[yellow]! the {what} at {fault.at_s:g} s never came: the run ended at {ended_s:.1f} s[/]")
     console.print(f"[dim]digest: {outcome.digest}[/]")
     if options.result is not None:
         write_output(options.result, write_result(outcome.run, summary) + b"\n")

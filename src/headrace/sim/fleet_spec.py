@@ -25,6 +25,7 @@ from headrace.specs.device import device
 _BYTES_PER_TOKEN = 131_072
 """32 layers of 8 heads of 128, keys and values, in BF16."""
 _GIGABITS_PER_S = 400.0
+_MOST_REPLICAS = 100_000
 _MOST_BLOCKS = 500_000_000
 """Of a fleet: some ten gigabytes of this machine's memory."""
 
@@ -316,6 +317,11 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if not self.pools:
             raise ConfigurationError("a fleet needs at least one pool: a table [pools.main] with num_replicas")
+        num_replicas = sum(pool.num_replicas for pool in self.pools.values())
+        if num_replicas > _MOST_REPLICAS:
+            raise ConfigurationError(
+                f"the fleet has {num_replicas:,} replicas; at most {_MOST_REPLICAS:,}: lower num_replicas"
+            )
         num_blocks = sum(pool.num_replicas * pool.scheduler.num_blocks for pool in self.pools.values())
         if num_blocks > _MOST_BLOCKS:
             raise ConfigurationError(

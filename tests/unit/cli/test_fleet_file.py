@@ -9,6 +9,8 @@ from tests.sim.planted_bugs import PLANTED_BUGS
 from headrace.base.errors import ConfigurationError
 from headrace.cli.fleet_file import read_fleet
 from headrace.cli.main import main
+from headrace.measure.workload.request import Segment, TokenPrompt, Workload, WorkloadRequest
+from headrace.measure.workload.workload_file import write_workload
 
 FLEET = """
 model = "small"
@@ -84,7 +86,8 @@ def test_a_fleet_is_what_its_file_says(tmp_path: Path) -> None:
             r"fleet.toml: \[pools.main\]: no device .*did you mean 'h100_sxm'",
         ),
         ("num_replicas = 2\ngpu = {device = 'h100_sxm'}", "num_replicas = 2", r"\[pools.main\]: gpu needs a model"),
-        ("num_replicas = 9_999_999", "num_replicas = 2", "has 5,119,999,488 KV blocks.* at most 500,000,000"),
+        ("num_replicas = 100_001", "num_replicas = 2", "has 100,001 replicas; at most 100,000"),
+        ("num_blocks = 999_999_999", "num_blocks = 512", "has 1,999,999,998 KV blocks.* at most 500,000,000"),
         ("[network]\nlatency_us = nan\n[router]", "[router]", r"latency_us in \[network\] must be a finite number, not nan"),
         ("at_s = inf", "at_s = 1.0", r"at_s in \[faults\] must be a finite number, not inf"),
         ("num_blocks = 2", "num_blocks = 512", "cannot hold one sequence"),
@@ -190,3 +193,13 @@ def test_a_failure_is_told_with_the_line_that_repeats_it_and_its_shortest_story(
     taken = re.search(r"it takes the requests ([^;]*)", printed)
     assert taken is not None and len(taken[1].split(",")) <= 5
     assert all(one in printed for one in told), printed
+
+
+def test_a_fault_that_would_come_after_the_end_of_the_run_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = tmp_path / "workload.jsonl"
+    one = WorkloadRequest(request_id="a", prompt=TokenPrompt((Segment("x", 5),)), num_output_tokens=3)
+    asked.write_bytes(b"".join(write_workload(Workload(name="one", requests=(one,)))))
+    assert main(["simulate", str(written(tmp_path, FLEET)), "--workload", str(asked)]) == 0
+    assert "the crash of main-1 at 1 s never came: the run ended at 0.0 s" in capsys.readouterr().out

@@ -77,6 +77,40 @@ def test_a_json_schema_accepts_its_instances_and_nothing_else(backend: GrammarBa
     assert accepts(backend, form(OutputKind.JSON_SCHEMA, PERSON), answer) is is_valid
 
 
+UNIQUE = {"type": "array", "uniqueItems": True}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (form(OutputKind.JSON_SCHEMA, UNIQUE), "the keyword uniqueItems is not supported"),
+        (
+            form(OutputKind.JSON_SCHEMA, {**UNIQUE, "contains": {}}),
+            "the keywords contains and uniqueItems are not supported",
+        ),
+        (
+            form(OutputKind.STRUCTURAL_TAG, {"format": {"type": "json_schema", "json_schema": UNIQUE}}),
+            "the keyword uniqueItems is not supported",
+        ),
+        (form(OutputKind.JSON_SCHEMA, {"oneOf": [{"type": "integer"}, {"type": "number"}]}), "use anyOf"),
+        (form(OutputKind.JSON_SCHEMA, '{"items":' * 150 + "{}" + "}" * 150), "it is nested too deeply"),
+        (form(OutputKind.REGEX, "((a{100}){100}){100}"), "too many expressions constructed"),
+        (form(OutputKind.REGEX, "(a"), "error: unclosed group"),
+        (form(OutputKind.GRAMMAR, "start: wheel"), 'unknown name: "wheel"\n   1 | start: wheel'),
+    ],
+)
+def test_a_refusal_speaks_of_what_was_asked_and_of_nothing_that_was_made_of_it(
+    llguidance: GrammarBackend, wanted: StructuredOutput, reason: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        llguidance.compile(wanted)
+    said = str(refusal.value)
+    assert reason in said
+    for inner in ("coerce_one_of", "verbose", "%llguidance", "part_1", "Unimplemented", "line 1 column"):
+        assert inner not in said
+    assert wanted.kind is OutputKind.GRAMMAR or " | " not in said
+
+
 def test_answers_of_one_form_do_not_hear_of_one_another(backend: GrammarBackend) -> None:
     """Many begin alike, some at the same time, and each is allowed what it would be allowed alone."""
     wanted = form(OutputKind.JSON_SCHEMA, PERSON)

@@ -177,6 +177,20 @@ def test_a_model_without_a_template_says_what_to_do() -> None:
     assert refusal.value.param == "messages"
 
 
+def test_a_call_that_was_answered_is_rendered_though_nothing_was_said_beside_it() -> None:
+    """Templates that cut reasoning from earlier turns split what the last turn may lack."""
+    source = (
+        "{% for m in messages %}{% set said = m.content %}"
+        "{% if not loop.last %}{% set said = m.content.split('</think>')[-1] %}{% endif %}"
+        "[{{ said or '' }}{% for call in m.tool_calls or () %}{% set f = call.function %}"
+        "{{ f.name }}{{ f.arguments | tojson }}{% endfor %}]{% endfor %}"
+    )
+    call = {"id": "a", "type": "function", "function": {"name": "turn", "arguments": {"rpm": 3}}}
+    turns: list[dict[str, Any]] = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+    turns.append({"role": "tool", "tool_call_id": "a", "content": "done"})
+    assert render(source, turns) == '[Hello][turn{"rpm": 3}][done]'
+
+
 def test_no_messages_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="must not be empty"):
         render(TURNS, [])

@@ -20,6 +20,18 @@ from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
 
 _SILENT = 0
 _LONGEST_REASON = 500
+_INNER_STATE = re.compile(r"\n<(?:state|grammar|non-verbose/)>?")
+"""What the library says of itself begins here."""
+_SHOWN_GRAMMAR = re.compile(r"\n +\d+ \| ")
+"""So it shows lines of a grammar: the client's own, or one that it has never seen."""
+_WHERE_IN_GRAMMAR = re.compile(r"^at \d+\(\d+\): ")
+_UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: (\[.*?\])")
+_PLAIN_WORDS = {
+    "oneOf constraints are not supported": "oneOf is enforced only where its schemas exclude one another, for example by a "
+    "required property with another const in each; where more than one may hold, use anyOf",
+    "recursion limit exceeded": "it is nested too deeply",
+}
+"""By what the library says."""
 _NUM_OPENINGS = 4
 """First tokens of each form whose consequences are kept."""
 _IN_BRACKETS = re.compile(r"(?:<[^<>\s]+>|\[[^\[\]\s]+\]|\]<\][^<>\[\]\s]+\[>\[)\n*")
@@ -211,9 +223,27 @@ def _choice(choices: Sequence[str]) -> str:
 
 
 def _refusal(wanted: StructuredOutput, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{wanted.field} cannot be enforced: {_first_line(reason)}", param=wanted.field)
+    return InvalidRequestError(f"{wanted.field} cannot be enforced: {_plain(wanted, reason)}", param=wanted.field)
+
+
+def _plain(wanted: StructuredOutput, reason: str) -> str:
+    """A reason in words for whoever asked, who knows neither the library nor the grammar that was made of the request."""
+    text = _first_line(reason)
+    if wanted.kind is not OutputKind.GRAMMAR:
+        text = _SHOWN_GRAMMAR.split(text)[0]
+    if unknown := _UNKNOWN_KEYWORDS.search(text):
+        *others, last = json.loads(unknown[1])
+        return (
+            f"the keywords {', '.join(others)} and {last} are not supported"
+            if others
+            else f"the keyword {last} is not supported"
+        )
+    for theirs, ours in _PLAIN_WORDS.items():
+        if theirs in text:
+            return ours
+    return text if wanted.kind is OutputKind.GRAMMAR else _WHERE_IN_GRAMMAR.sub("", text)
 
 
 def _first_line(reason: str) -> str:
-    line = reason.strip().split("\n<state>")[0].split("\n<grammar>")[0].strip()
+    line = _INNER_STATE.split(reason.strip())[0].strip()
     return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}…"

@@ -36,9 +36,9 @@ def said_once(schema: dict[str, Any], written: str) -> dict[str, Any]:
         return schema
     try:
         classes = _Classes(schema)
-    except UnicodeError:  # halves of surrogate pairs
+        return classes.schema() if classes.num_repeated >= _LEAST_SHARE * len(written) else schema
+    except (UnicodeError, RecursionError):  # halves of surrogate pairs; deeper than anybody compiles
         return schema
-    return classes.schema() if classes.num_repeated >= _LEAST_SHARE * len(written) else schema
 
 
 class _Classes:

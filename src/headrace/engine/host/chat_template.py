@@ -168,11 +168,14 @@ class ChatTemplate:
         call_id, argument = "probe0000", "probe7f3a"  # some templates take no ids but those of nine letters
         call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {"x": argument}}}
         turns: list[dict[str, Any]] = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-        for style in _CALL_STYLES:
+        # One that renders a call that was answered goes before one that renders a call only where nothing follows it, and
+        # one that does not fail, where the template writes no calls, before one that does.
+        for written in (argument, ""):
             for answers in ([{"role": "tool", "tool_call_id": call_id, "content": "done"}], []):
-                text = self._try([turns[0], style.applied_to(turns[1]), *answers])
-                if text is not None and argument in text and "None" not in text:
-                    return style
+                for style in _CALL_STYLES:
+                    text = self._try([turns[0], style.applied_to(turns[1]), *answers])
+                    if text is not None and written in text and "None" not in text:
+                        return style
         return _CALL_STYLES[0]
 
     def _try(self, messages: Sequence[Message]) -> str | None:
