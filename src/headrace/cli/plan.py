@@ -219,9 +219,14 @@ def _show_what_binds(console: Console, found: Plan, best: Candidate) -> None:
         console.print("No disaggregated fleet of those rehearsed keeps it for less.")
 
 
+def _in_lines(one: Candidate) -> str:
+    """Its name; those that compute prompts and those that answer in a line each."""
+    return one.setup.name.replace(" + ", "\n+ ")
+
+
 def _row(one: Candidate) -> list[str]:
     return [
-        one.setup.name.replace(" + ", "\n+ "),
+        _in_lines(one),
         str(one.num_gpus),
         f"{one.price:,.2f}",
         f"{one.kept_share:.1%}",
@@ -273,7 +278,7 @@ def _plot(found: Plan, model: str, workload: Workload) -> str:
         ParetoPoint(
             x=one.interactivity,
             y=one.throughput_per_gpu,
-            label=f"{one.setup.name}: ${one.price:,.2f} an hour",
+            label=f"{_in_lines(one)}\n${one.price:,.2f} an hour",
             series=one.shape.gpu.device,
             is_square=one.is_disaggregated,
             is_on_frontier=one in frontier,

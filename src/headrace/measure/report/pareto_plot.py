@@ -10,6 +10,8 @@ from html import escape
 
 _WIDTH, _HEIGHT = 860, 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 24, 64, 56
+_LINE = 16
+"""From one line of a label to the next."""
 _COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 _NUM_TICKS = 5
 
@@ -30,7 +32,7 @@ class ParetoPoint:
     y: float
     """Tokens per second of one GPU."""
     label: str
-    """Shown when it is pointed at."""
+    """Shown when it is pointed at; beside the chosen point always, in as many lines as it has."""
     series: str
     is_square: bool = False
     """In place of a circle: what is disaggregated."""
@@ -62,7 +64,9 @@ def pareto_svg(title: str, points: Sequence[ParetoPoint]) -> str:
         if point.is_chosen:
             parts.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
             side, anchor = (13, "start") if x < _WIDTH / 2 else (-13, "end")
-            parts.append(f'<text x="{x + side:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(point.label)}</text>')
+            for number, line in enumerate(point.label.splitlines()):
+                down = y + 4 + _LINE * number
+                parts.append(f'<text x="{x + side:.1f}" y="{down:.1f}" text-anchor="{anchor}">{escape(line)}</text>')
     at = float(_LEFT)
     for name, color in series.items():
         parts.append(f'<circle cx="{at + 5:.0f}" cy="45" r="5" fill="{color}"/>')
