@@ -3,8 +3,11 @@
 Knows how to ask, and how much was done in how long. Does not know what is compared with what.
 """
 
+import contextlib
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +37,8 @@ class Contender(Protocol):
 
 
 class Driver:
-    """A process of a peer's own environment, its model loaded, that takes one task after another."""
+    """A process of a peer's own environment, its model loaded, that takes one task after another. Between them it is stopped
+    with all that it has started: some wait by looking again and again, which would slow whoever has the turn."""
 
     def __init__(self, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
         self.name = name
@@ -46,10 +50,12 @@ class Driver:
             stderr=self._log,
             text=True,
             env=environment,
+            start_new_session=True,
         )
         self._answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self._next(START_TIMEOUT_S)
+        self._signal(signal.SIGSTOP)
 
     @property
     def pid(self) -> int:
@@ -59,24 +65,32 @@ class Driver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self._signal(signal.SIGCONT)
         self._process.terminate()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._signal(signal.SIGKILL)  # what it has started and left
         self._log.close()
 
     def seconds(self, prompts: Prompts, max_tokens: int, *, num_shared: int = 0) -> float:
         del num_shared  # it finds that out by itself
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         task = {"prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens}
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
         answer = self._next(TASK_TIMEOUT_S)
+        self._signal(signal.SIGSTOP)
         expected = len(prompts) * max_tokens
         assert answer["num_tokens"] == expected, f"{self.name} made {answer['num_tokens']} tokens, not {expected}"
         return float(answer["seconds"])
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _next(self, timeout_s: float) -> dict[str, Any]:
         try:

@@ -247,7 +247,9 @@ def highest_rate(plan: Plan) -> list[Measured]:
 
     def ask(server: Server, round_: int) -> list[float]:
         def keeps(rate: float) -> bool:
-            result = server.bench(*_traffic(rate, max(20, round(rate * 20)), round_), timeout_s=300)
+            # Other prompts at each rate: those of the last one would be in caches.
+            seed = 10_000 * (round_ + 1) + round(100 * rate)
+            result = server.bench(*_traffic(rate, max(30, round(rate * 20)), seed), timeout_s=300)
             is_kept = result["p95_ttft_ms"] < TTFT_LIMIT_MS and result["p95_itl_ms"] < ITL_LIMIT_MS and not result["failed"]
             print(f"      {rate:.3g} req/s: TTFT p95 {result['p95_ttft_ms']:.0f} ms, ITL p95 {result['p95_itl_ms']:.0f} ms, "
                   f"{result['failed']} failed", flush=True)  # fmt: skip
