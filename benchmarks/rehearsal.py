@@ -194,16 +194,20 @@ class DriftingStepCost(NamedTuple):
 
 def simulate(engine: EngineModel, part: Part, rate: float | None, speed: float | Callable[[Nanos], float]) -> Run:
     """`speed`: the same all the time, or at a moment."""
-    clock = ManualClock()
-    does_drift = callable(speed)
-    cost = DriftingStepCost(engine.step_cost(), clock, speed) if callable(speed) else engine.step_cost(speed=speed)
+    clock: ManualClock | None = None
+    cost: StepCost
+    if callable(speed):
+        clock = ManualClock()
+        cost = DriftingStepCost(engine.step_cost(), clock, speed)
+    else:
+        cost = engine.step_cost(speed=speed)
     return run_workload(
         workload(part, rate),
         config=engine.scheduler,
         cost=cost,
         facts=RunFacts(source="simulated", duration_ns=Nanos(0)),
         front_end=engine.front_end,
-        clock=clock if does_drift else None,
+        clock=clock,
     )
 
 

@@ -73,14 +73,6 @@ def _sglang(point: Point) -> Recipe:
                 memory=0.95, reserved_bytes=0.0, token_budget=8192, max_num_seqs=max(32, point.concurrency),
                 steps_between_looks=10,
             )  # fmt: skip
-        case "deepseek", _:
-            return Recipe(
-                memory=0.82,
-                reserved_bytes=0.0,
-                token_budget=32_768,
-                max_num_seqs=max(128, point.concurrency),
-                steps_between_looks=relaxed,
-            )
         case "glm", _ if is_hopper:
             return Recipe(memory=0.85, reserved_bytes=0.0, token_budget=8192, requests_per_user=5)
         case "glm", "fp4":
@@ -93,14 +85,8 @@ def _sglang(point: Point) -> Recipe:
             return Recipe(memory=0.80, reserved_bytes=0.0, token_budget=16_384, steps_between_looks=10)
         case "qwen3.5", "fp4" if point.device == "b200_sxm":
             return Recipe(memory=0.85, reserved_bytes=0.0, token_budget=32_768, steps_between_looks=30)
-        case "qwen3.5", _:
-            return Recipe(
-                memory=0.82,
-                reserved_bytes=0.0,
-                token_budget=32_768,
-                max_num_seqs=max(128, point.concurrency),
-                steps_between_looks=relaxed,
-            )
+        case "deepseek" | "qwen3.5", _:
+            return replace(base, max_num_seqs=max(128, point.concurrency), steps_between_looks=relaxed)
     return base
 
 
