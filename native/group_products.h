@@ -309,7 +309,7 @@ static INLINE TileFunction tile_function(int num_rows) {
     return kFunctions[num_rows - 1];
 }
 
-#if !defined(__AMX_TILE__)
+#if !defined(__AMX_TILE__) && (!defined(__AVX2__) || defined(__AVX512F__))
 
 struct ProductTiles {};  // what AMX holds
 
