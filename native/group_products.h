@@ -60,13 +60,17 @@ constexpr bool kHasBf16 = false;
 #endif
 
 // Rows that share what is unpacked of a tile; of these, as many as have their integer sums formed side by side, and as many as
-// keep their sums in registers over a whole column.
+// keep their sums in registers over a whole column. And whether integer sums start from what takes the offset of the weights off,
+// or have it added in the end, where there are no registers for it until then.
 #if defined(__AVX512F__)
 constexpr int kMaxGroup = 16, kRowsTogether = 2, kRowsInRegisters = 16;
+constexpr bool kStartsFromOffset = true;
 #elif defined(__AVX2__)
 constexpr int kMaxGroup = 8, kRowsTogether = 4, kRowsInRegisters = 4;
+constexpr bool kStartsFromOffset = false;
 #else
 constexpr int kMaxGroup = 4, kRowsTogether = 1, kRowsInRegisters = 4;
+constexpr bool kStartsFromOffset = true;
 #endif
 
 // Calls what(first, std::integral_constant<int, N>) for pieces of R rows, of at most kMost each.
@@ -103,20 +107,23 @@ struct BlockRows {
 // Where a sum starts so that the offset of the weights is taken off; `negative_sum`: minus the sum of the row's part.
 template <int kOffset>
 static INLINE I start(int32_t negative_sum) {
-    if constexpr (kOffset == 0) return iset1(0);
-    else return iset1(negative_sum * (kOffset == kOfBytes ? kByteBias : kOffset));
+    constexpr int32_t kTimes = kOffset == kOfBytes ? kByteBias : kOffset;
+    if constexpr (kTimes == 0) return iset1(0);
+    else return iset1_times<kTimes>(negative_sum);
 }
 
 // total[r] += what one block of sixteen columns gives with R rows.
 template <int R, int kBits, int kOffset, bool kHasMinima>
-static INLINE void add_block(const B* x, F d, F minimum, const BlockRows& rows, F* total) {
+static INLINE void add_block(B (&x)[8], F d, F minimum, const BlockRows& rows, F* total) {
     in_row_pieces<R, kRowsTogether>([&](int first, auto count) {
         constexpr int N = count.value;
         I s[N];
-        UNROLL for (int i = 0; i < N; ++i) s[i] = start<kOffset>(rows.sums[first + i]);
+        if constexpr (kBits < 8 && R > kRowsTogether) leave_in_memory(x);
+        UNROLL for (int i = 0; i < N; ++i) s[i] = kStartsFromOffset ? start<kOffset>(rows.sums[first + i]) : iset1(0);
         dot_rows<kBits, 8, N>(s, x, rows.a + first * kBlock, kBlock);
         UNROLL for (int i = 0; i < N; ++i) {
             const int r = first + i;
+            if constexpr (!kStartsFromOffset) s[i] = add(s[i], start<kOffset>(rows.sums[r]));
             total[r] = fma(to_float(s[i]), d * set1(rows.scales[r]), total[r]);
             if constexpr (kHasMinima) total[r] = fma(minimum, set1(rows.scaled_sums[r]), total[r]);
         }
@@ -302,7 +309,7 @@ static INLINE TileFunction tile_function(int num_rows) {
     return kFunctions[num_rows - 1];
 }
 
-#if !defined(__AMX_TILE__)
+#if !defined(__AMX_TILE__) && (!defined(__AVX2__) || defined(__AVX512F__))
 
 struct ProductTiles {};  // what AMX holds
 

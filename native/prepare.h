@@ -147,6 +147,81 @@ static void prepare_whole_int8(const float* x, int num_in, int num_blocks, RowGr
 
 #else
 
+#if defined(__AVX2__)
+
+// Lane i: the greatest lane of v[i], as integers.
+static INLINE __m256i greatest_lanes(const __m256i* v) {
+    __m256i x[4], y[2];
+    UNROLL for (int i = 0; i < 4; ++i)
+        x[i] = _mm256_max_epi32(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+    UNROLL for (int i = 0; i < 2; ++i)
+        y[i] = _mm256_max_epi32(_mm256_unpacklo_epi64(x[2 * i], x[2 * i + 1]), _mm256_unpackhi_epi64(x[2 * i], x[2 * i + 1]));
+    return _mm256_max_epi32(_mm256_permute2x128_si256(y[0], y[1], 0x20), _mm256_permute2x128_si256(y[0], y[1], 0x31));
+}
+
+// Eight blocks at a time, so that what goes across lanes is done for all of them at once.
+static void prepare_int8(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to) {
+    constexpr int kTogether = 8;
+    const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+    const int R = group.num_rows;
+    for (int start = 0; start < num_blocks; start += kTogether) {
+        const int count = num_blocks - start < kTogether ? num_blocks - start : kTogether;
+        const size_t place = size_t(group.first) * num_blocks + size_t(start) * R + row;
+        __m256i v[kTogether];  // the magnitudes' bits, whose order is that of the numbers; what is not a number is greater than all
+        for (int i = 0; i < kTogether; ++i) {
+            v[i] = _mm256_setzero_si256();
+            if (i >= count) continue;
+            F low, high;
+            load_block(x, num_in, start + i, low, high);
+            const auto bits = [&](Float8 part) { return _mm256_and_si256((__m256i)part, magnitude); };
+            v[i] = _mm256_max_epi32(_mm256_max_epi32(bits(low.a), bits(low.b)), _mm256_max_epi32(bits(high.a), bits(high.b)));
+        }
+        const __m256 greatest = _mm256_castsi256_ps(greatest_lanes(v));
+        const __m256 is_positive = _mm256_cmp_ps(greatest, _mm256_setzero_ps(), _CMP_GT_OQ);
+        const __m256 scale = _mm256_mul_ps(greatest, _mm256_set1_ps(1.0f / 127.0f));
+        const __m256 inverse = _mm256_and_ps(is_positive, _mm256_div_ps(_mm256_set1_ps(127.0f), greatest));
+        alignas(32) float scales[kTogether], inverses[kTogether], scaled_sums[kTogether];
+        alignas(32) int32_t first_sums[kTogether], negative_sums[kTogether];
+        _mm256_store_ps(scales, scale);
+        _mm256_store_ps(inverses, inverse);
+        // Finite blocks with finite inverses have no number that does not fit.
+        const __m256 most = _mm256_set1_ps(3.4028235e38f);
+        const bool all_fit =
+            _mm256_movemask_ps(_mm256_and_ps(_mm256_cmp_ps(greatest, most, _CMP_LE_OQ), _mm256_cmp_ps(inverse, most, _CMP_LE_OQ))) == 255;
+        for (int i = 0; i < kTogether; ++i) {
+            v[i] = _mm256_setzero_si256();
+            if (i >= count) continue;
+            F low, high;
+            load_block(x, num_in, start + i, low, high);
+            const __m256 by = _mm256_set1_ps(inverses[i]);
+            const auto rounded = [&](Float8 part) {
+                return all_fit ? _mm256_cvtps_epi32(_mm256_mul_ps((__m256)part, by)) : rounded_to_bytes(part, inverses[i]);
+            };
+            const __m256i bytes = packed_bytes(rounded(low.a), rounded(low.b), rounded(high.a), rounded(high.b));
+            _mm256_storeu_si256((__m256i*)(to.int8 + (place + size_t(i) * R) * kBlock), bytes);
+            v[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));  // sums of four
+        }
+        const auto sums_of_four_blocks = [&](int i) {  // of their first halves, then of the others
+            return _mm256_hadd_epi32(_mm256_hadd_epi32(v[i], v[i + 1]), _mm256_hadd_epi32(v[i + 2], v[i + 3]));
+        };
+        const __m256i p = sums_of_four_blocks(0), q = sums_of_four_blocks(4), none = _mm256_setzero_si256();
+        const __m256i first = _mm256_permute2x128_si256(p, q, 0x20);
+        const __m256i whole = _mm256_add_epi32(first, _mm256_permute2x128_si256(p, q, 0x31));
+        _mm256_store_si256((__m256i*)first_sums, _mm256_sub_epi32(none, first));
+        _mm256_store_si256((__m256i*)negative_sums, _mm256_sub_epi32(none, whole));
+        _mm256_store_ps(scaled_sums, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(whole)));
+        for (int i = 0; i < count; ++i) {
+            const size_t at = place + size_t(i) * R;
+            to.scales[at] = scales[i];
+            to.negative_sums[at] = negative_sums[i];
+            to.first_sums[at] = first_sums[i];
+            to.scaled_sums[at] = scaled_sums[i];
+        }
+    }
+}
+
+#else
+
 static void prepare_int8(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to) {
     const int R = group.num_rows;
     for (int b = 0; b < num_blocks; ++b) {
@@ -163,6 +238,8 @@ static void prepare_int8(const float* x, int num_in, int num_blocks, RowGroup gr
         to.scaled_sums[place] = scale * float(sums.first + sums.second);
     }
 }
+
+#endif
 
 static void prepare_whole_int8(const float* x, int num_in, int num_blocks, RowGroup group, int row, Activations to) {
     float greatest = 0.0f;

@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "simd.h"
 #include "tile_products.h"
+#include "unpacked_products.h"
 
 namespace headrace {
 namespace HEADRACE_ISA {

@@ -252,6 +252,20 @@ INLINE F load_half(const uint16_t* p) {
     return load(lanes);
 #endif
 }
+#if defined(__AVX2__)
+INLINE F load_signed_bytes(const uint8_t* p) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p);
+    return {(Float8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)), (Float8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+}
+INLINE F load_unsigned_bytes(const uint8_t* p) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p);
+    return {(Float8)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), (Float8)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+}
+INLINE F load_bf16(const uint16_t* p) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p), y = _mm_loadu_si128((const __m128i*)(p + 8));
+    return {(Float8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16), (Float8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(y), 16)};
+}
+#else
 INLINE F load_signed_bytes(const uint8_t* p) {
     float lanes[16];
     for (int i = 0; i < 16; ++i) lanes[i] = float(int8_t(p[i]));
@@ -267,6 +281,7 @@ INLINE F load_bf16(const uint16_t* p) {
     for (int i = 0; i < 16; ++i) lanes[i] = bf16_to_float(p[i]);
     return load(lanes);
 }
+#endif
 typedef uint16_t Short8 __attribute__((vector_size(16)));
 INLINE void store_bf16_8(uint16_t* p, Float8 x) {
     typedef uint32_t Bits8 __attribute__((vector_size(32)));
@@ -326,13 +341,16 @@ INLINE int32_t sum_of(__m256i x, __m256i y) {
     const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
 }
+// 32 integers, which are known to fit.
+INLINE __m256i packed_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
+    // Packing works on each half by itself and leaves runs of four out of order.
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
 INLINE HalfSums quantize32(F x, F y, float inverse, int8_t* out) {
     const __m256i a = rounded_to_bytes(x.a, inverse), b = rounded_to_bytes(x.b, inverse);
     const __m256i c = rounded_to_bytes(y.a, inverse), d = rounded_to_bytes(y.b, inverse);
-    // Packing works on each half by itself and leaves runs of four out of order.
-    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-    const __m256i in_order = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256((__m256i*)out, in_order);
+    _mm256_storeu_si256((__m256i*)out, packed_bytes(a, b, c, d));
     return {sum_of(a, b), sum_of(c, d)};
 }
 #else
@@ -379,12 +397,6 @@ INLINE B with_bits(B low, B above) {
 INLINE Int8x32 dot32(Int8x32 sum, __m256i unsigned_bytes, __m256i signed_bytes) {
     const __m256i pairs = _mm256_maddubs_epi16(unsigned_bytes, signed_bytes);
     return sum + (Int8x32)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-}
-INLINE I dot_nibbles(I sum, B weights, const int8_t* four) {
-    int32_t word;
-    std::memcpy(&word, four, 4);
-    const __m256i a = _mm256_set1_epi32(word);
-    return {dot32(sum.a, weights.a, a), dot32(sum.b, weights.b, a)};
 }
 // Pairs of full bytes would overflow 16 bits, so the weight's sign moves to the activation: |w| * (sign(w) * a).
 constexpr int32_t kByteBias = 0;
@@ -436,11 +448,43 @@ INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 
 #endif
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+INLINE __m256i four_everywhere(const int8_t* four) {
+    int32_t word;
+    std::memcpy(&word, four, 4);
+    return _mm256_set1_epi32(word);
+}
+// What is computed of x is computed here. Were sums formed in another order, which gives the same, more would be alive than there are
+// registers; and where they are elements of an array, the array must not be what is named here: it would be kept in memory.
+INLINE __m256i here(__m256i x) {
+    asm volatile("" : "+x"(x));
+    return x;
+}
+// To be read from memory wherever they are used next: so many take all registers, and come from memory at no cost.
+template <size_t N>
+INLINE void leave_in_memory(B (&x)[N]) {
+    asm volatile("" : "+m"(x));
+}
+template <int kTimes>
+INLINE I iset1_times(int32_t x) {  // multiplied in all lanes: a broadcast from memory is cheap, one from a register is not
+    const Int8x32 y = (Int8x32)here(_mm256_set1_epi32(x)) * kTimes;
+    return {y, y};
+}
+#else
+template <int kTimes>
+INLINE I iset1_times(int32_t x) {
+    return iset1(x * kTimes);
+}
+template <size_t N>
+INLINE void leave_in_memory(B (&)[N]) {}
+#endif
+
 // sums[i] += x[0..N) . row i, for R rows of which each lies `apart` bytes behind the one before. The weights are stored in
 // kBits bits; with 8 they are biased.
 template <int kBits, int N, int R>
 INLINE void dot_rows(I* sums, const B* x, const int8_t* a, size_t apart) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i ones = _mm256_set1_epi16(1);
     if constexpr (kBits < 8) {
         // Sums of two products take 16 bits; of such short weights several of them fit in as well: 2 * 8 * 15 * 128 < 2^15.
         constexpr int kFit = kBits == 4 ? 8 : kBits == 5 ? 4 : 2, kTogether = kFit < N ? kFit : N;
@@ -448,33 +492,41 @@ INLINE void dot_rows(I* sums, const B* x, const int8_t* a, size_t apart) {
         UNROLL for (int first = 0; first < N; first += kTogether) {
             __m256i low[R], high[R];
             UNROLL for (int j = 0; j < kTogether; ++j) {
-                const B& weights = x[first + j];
+                const __m256i w0 = x[first + j].a, w1 = x[first + j].b;
                 UNROLL for (int i = 0; i < R; ++i) {
-                    int32_t word;
-                    std::memcpy(&word, a + size_t(i) * apart + 4 * (first + j), 4);
-                    const __m256i four = _mm256_set1_epi32(word);
-                    const __m256i p = _mm256_maddubs_epi16(weights.a, four), q = _mm256_maddubs_epi16(weights.b, four);
-                    low[i] = j == 0 ? p : _mm256_add_epi16(low[i], p);
-                    high[i] = j == 0 ? q : _mm256_add_epi16(high[i], q);
-                    // In this order: summed in another, which gives the same, more is alive than there are registers.
-                    asm volatile("" : "+x"(low[i]), "+x"(high[i]));
+                    const __m256i four = four_everywhere(a + size_t(i) * apart + 4 * (first + j));
+                    const __m256i p = _mm256_maddubs_epi16(w0, four), q = _mm256_maddubs_epi16(w1, four);
+                    low[i] = here(j == 0 ? p : _mm256_add_epi16(low[i], p));
+                    high[i] = here(j == 0 ? q : _mm256_add_epi16(high[i], q));
                 }
             }
-            const __m256i ones = _mm256_set1_epi16(1);
             UNROLL for (int i = 0; i < R; ++i) {
                 sums[i].a += (Int8x32)_mm256_madd_epi16(low[i], ones);
                 sums[i].b += (Int8x32)_mm256_madd_epi16(high[i], ones);
             }
         }
-        return;
+    } else {
+        const __m256i bias = _mm256_set1_epi8(-128);
+        UNROLL for (int j = 0; j < N; ++j) {
+            const __m256i w0 = _mm256_xor_si256(x[j].a, bias), w1 = _mm256_xor_si256(x[j].b, bias);
+            const __m256i u0 = _mm256_abs_epi8(w0), u1 = _mm256_abs_epi8(w1);
+            UNROLL for (int i = 0; i < R; ++i) {
+                const __m256i four = four_everywhere(a + size_t(i) * apart + 4 * j);
+                const __m256i p = _mm256_maddubs_epi16(u0, _mm256_sign_epi8(four, w0));
+                const __m256i q = _mm256_maddubs_epi16(u1, _mm256_sign_epi8(four, w1));
+                sums[i].a = (Int8x32)here(_mm256_add_epi32((__m256i)sums[i].a, _mm256_madd_epi16(p, ones)));
+                sums[i].b = (Int8x32)here(_mm256_add_epi32((__m256i)sums[i].b, _mm256_madd_epi16(q, ones)));
+            }
+        }
     }
-#endif
+#else
     UNROLL for (int j = 0; j < N; ++j) {
         UNROLL for (int i = 0; i < R; ++i) {
             const int8_t* four = a + size_t(i) * apart + 4 * j;
             sums[i] = kBits == 8 ? dot_biased_bytes(sums[i], x[j], four) : dot_nibbles(sums[i], x[j], four);
         }
     }
+#endif
 }
 
 // e^x to about two units in the last place; exactly 1 at 0, and 0 below e^-87, so that what is masked vanishes.
