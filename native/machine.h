@@ -29,7 +29,7 @@ class Machine {
     // Reads and writes values by their numbers.
     void run(const Operation& operation, const Matrix* values, const Step& step);
 
-    // So few rows are computed sooner than they are shared out.
+    // Fewer rows are computed sooner than they are shared out.
     bool is_shared(int num_rows) const { return num_rows >= kSharedRows && pool_.size() > 1; }
 
   private:

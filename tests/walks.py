@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.engine.grammar.llguidance_backend import LlguidanceBackend
-from headrace.engine.grammar.protocol import Vocabulary
+from headrace.engine.grammar.protocol import GrammarBackend, Vocabulary
+from headrace.engine.grammar.registry import DEFAULT_BACKEND, make_backend
 from headrace.engine.mind.structured_output import StructuredOutput
 
 _END = 256
@@ -17,21 +17,22 @@ _CLOSERS = frozenset(b'"}]<)\n,;>')
 _USUAL = frozenset(b"abcdeXYZ019 ._-:{[\"'\\/\xc3\xa9")
 
 
-def backend_of_bytes(marks: Sequence[str] = ()) -> LlguidanceBackend:
+def backend_of_bytes(marks: Sequence[str] = ()) -> GrammarBackend:
     """Over single bytes, and these marks as control tokens behind the token that ends an answer."""
     texts = (*(bytes([value]) for value in range(_END)), b"<|the_end|>", *(mark.encode() for mark in marks))
-    return LlguidanceBackend(
+    return make_backend(
+        DEFAULT_BACKEND,
         Vocabulary(
             token_bytes=texts,
             special_token_ids=tuple(range(_END, len(texts))),
             eos_token_ids=(_END,),
             encode=lambda text: list(text.encode()),
-        )
+        ),
     )
 
 
 def random_answer(
-    backend: LlguidanceBackend,
+    backend: GrammarBackend,
     form: StructuredOutput,
     rng: random.Random,
     *,
@@ -67,7 +68,7 @@ def _chosen(allowed: Sequence[int], rng: random.Random, haste: float) -> int:
     return rng.choice(usual if usual and rng.random() < 0.9 else allowed)
 
 
-def accepts(backend: LlguidanceBackend, form: StructuredOutput, text: str, marks: Sequence[str] = ()) -> bool:
+def accepts(backend: GrammarBackend, form: StructuredOutput, text: str, marks: Sequence[str] = ()) -> bool:
     """Whether the form allows this answer, its marks as control tokens."""
     matcher = backend.compile(form).matcher()
     return all(matcher.accept(token) for token in tokens_of(text, marks)) and matcher.may_end()

@@ -14,6 +14,7 @@ from tests.cpu.test_bfcl_round_trip import ARCHIVE, tasks
 from tests.tool_formats import calls_of, parsed
 from tests.walks import accepts, backend_of_bytes, random_answer
 
+from headrace.base.errors import InvalidRequestError
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
 from headrace.server.reading import AnswerReading
 from headrace.server.tools.answer_form import answer_form
@@ -94,11 +95,12 @@ ANSWER = StructuredOutput(
 
 
 def use_of(schemas: Mapping[str, Mapping[str, Any]], **fields: Any) -> ToolUse:
-    return ToolUse(tools=Tools(schemas), schemas=schemas, **fields)
+    places = {name: i for i, name in enumerate(schemas)}
+    return ToolUse(tools=Tools(schemas), schemas=schemas, places=places, **fields)
 
 
 def strict_use(schemas: Mapping[str, Mapping[str, Any]], **fields: Any) -> ToolUse:
-    return use_of(schemas, strict={name: i for i, name in enumerate(schemas)}, **fields)
+    return use_of(schemas, strict=frozenset(schemas), **fields)
 
 
 def marks_of(format_name: str) -> tuple[str, ...]:
@@ -158,6 +160,33 @@ def test_strict_tools_are_called_as_their_schemas_say_among_any_words(spelling: 
         text = random_answer(backend, form, rng, marks=marks)
         if text is not None:
             check_calls(format_name, text, SCHEMAS)
+
+
+UNIQUE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"ids": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
+    "required": ["ids"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("fields", [{"must_call": True}, {"strict": ["stop", "pick"]}], ids=["must", "strict"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_tool_whose_schema_cannot_be_enforced_is_refused_by_its_name(spelling: str, fields: dict[str, Any]) -> None:
+    format_name, template = SPELLINGS[spelling]
+    backend, use = backend_of_bytes(marks_of(format_name)), use_of(SCHEMAS | {"pick": UNIQUE}, **fields)
+
+    def compile_form() -> None:
+        _, form = answer_form(use, FORMATS[format_name], template, enforces_tags=True)
+        assert form is not None
+        backend.compile(form)
+
+    with pytest.raises(InvalidRequestError) as refused:
+        compile_form()
+    assert "'pick'" in str(refused.value)
+    assert refused.value.param in ("tools[2].function.parameters", "tools[2].function.strict")
+    if refused.value.param == "tools[2].function.parameters":
+        assert "the keyword uniqueItems is not supported (at /properties/ids)" in str(refused.value)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

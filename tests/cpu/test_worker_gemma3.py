@@ -14,5 +14,5 @@ def test_gemmas_greedy_answers_are_those_of_transformers(gemma3_path: Path) -> N
     worker = make_worker(gemma3_path, dtype="float32", num_blocks=NUM_BLOCKS, max_model_len=2048, num_threads=1)
     windows = {layer.window for layer in worker.spec.layers}
     assert windows == {512, None}
-    prompts = varied_prompts(gemma3_path, [1, 7, 16, 33, 100, 250, 505, 512, 530, 700, 1100])
+    prompts = varied_prompts(gemma3_path, [1, 7, 16, 33, 100, 250, 505, 512, 530, 1100])
     assert_all_ways_agree(worker, reference, prompts)

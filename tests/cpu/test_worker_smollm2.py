@@ -110,13 +110,6 @@ def assert_greedy(reference: Any, prompt: Sequence[int], answer: Sequence[int]) 
     assert list(answer) == logits.argmax(dim=-1).tolist()
 
 
-def one_by_one(worker: Worker, prompts: Prompts) -> dict[str, list[int]]:
-    answers: dict[str, list[int]] = {}
-    for name, prompt in prompts.items():
-        answers |= answers_of(worker, {name: (prompt, greedy())}, num_blocks=NUM_BLOCKS)
-    return answers
-
-
 def batched(worker: Worker, prompts: Prompts, **config: Any) -> dict[str, list[int]]:
     return answers_of(worker, {name: (p, greedy()) for name, p in prompts.items()}, num_blocks=NUM_BLOCKS, **config)
 
@@ -126,8 +119,8 @@ def chunked(worker: Worker, prompts: Prompts) -> dict[str, list[int]]:
     return batched(worker, prompts, max_num_batched_tokens=203, max_num_seqs=24, max_tokens_per_prompt_chunk=83)
 
 
-def with_cached_prefixes(worker: Worker, prompts: Prompts) -> dict[str, list[int]]:
-    """Every prompt twice through one mind: the second finds its full blocks."""
+def one_by_one(worker: Worker, prompts: Prompts) -> dict[str, list[int]]:
+    """Alone, and every prompt twice through one mind: the second finds its full blocks, and is answered as the first."""
     driver = EngineDriver(worker, num_blocks=NUM_BLOCKS)
     for name, prompt in prompts.items():
         driver.add(name, prompt, greedy())
@@ -136,9 +129,10 @@ def with_cached_prefixes(worker: Worker, prompts: Prompts) -> dict[str, list[int
     answers = {name: answer for (name, _), answer in driver.run().items()}
     driver.close()
     for update in driver.updates:
-        if update.request_id.startswith("again") and update.finish_reason is not None:
+        if update.finish_reason is not None:
             prompt = prompts[update.request_id.removeprefix("again ")]
-            assert update.num_cached_tokens == (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE
+            num_known = (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE if update.request_id.startswith("again") else 0
+            assert update.num_cached_tokens == num_known
     for name in prompts:
         assert answers[f"again {name}"] == answers[name]
     return {name: answers[name] for name in prompts}
@@ -150,7 +144,6 @@ def assert_all_ways_agree(worker: Worker, reference: Any, prompts: Prompts) -> N
         assert_greedy(reference, prompt, answers[name])
     assert batched(worker, prompts) == answers
     assert chunked(worker, prompts) == answers
-    assert with_cached_prefixes(worker, prompts) == answers
 
 
 def test_a_few_greedy_answers_are_those_of_transformers(worker: Worker, reference: Any, smollm2_path: Path) -> None:
@@ -159,8 +152,8 @@ def test_a_few_greedy_answers_are_those_of_transformers(worker: Worker, referenc
 
 @pytest.mark.slow
 def test_fifty_greedy_answers_are_those_of_transformers(worker: Worker, reference: Any, smollm2_path: Path) -> None:
-    lengths = [*range(1, 20), 31, 32, 33, 47, 48, 64, 65, 90, 100, 127, 128, 129, 150, 191, 192, 193, 200, 256, 257, 300]
-    lengths += [383, 384, 385, 400, 511, 512, 513, 640, 777, 900, 1024, 1100, 1300, 1500]
+    """Most of them short, at every place of a block: a long prompt takes as long as many of these."""
+    lengths = [*range(1, 34), 47, 48, 64, 65, 90, 100, 127, 128, 129, 150, 191, 192, 193, 257, 300, 511, 512, 513, 777, 1500]
     assert len(lengths) >= 50
     assert_all_ways_agree(worker, reference, varied_prompts(smollm2_path, lengths))
 

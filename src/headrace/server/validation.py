@@ -104,14 +104,18 @@ def check_common(request: GenerationFields, facts: EngineFacts, config: ServerCo
         raise InvalidRequestError("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
     if request.logprob_token_ids and len(request.logprob_token_ids) > _MAX_LOGPROB_TOKEN_IDS:
         raise InvalidRequestError(
-            f"logprob_token_ids may hold at most {_MAX_LOGPROB_TOKEN_IDS} tokens", param="logprob_token_ids"
+            f"logprob_token_ids may hold at most {_MAX_LOGPROB_TOKEN_IDS} tokens, not {len(request.logprob_token_ids)}",
+            param="logprob_token_ids",
         )
     if request.stream_interval is not None and request.stream_interval < 1:
         raise InvalidRequestError(
             f"stream_interval must be at least 1, not {request.stream_interval}", param="stream_interval"
         )
     if request.request_id is not None and not valid_request_id(request.request_id):
-        raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters without spaces", param="request_id")
+        raise InvalidRequestError(
+            f"request_id must be 1 to 128 visible ASCII characters without spaces, not {shortened(request.request_id)!r}",
+            param="request_id",
+        )
 
 
 def valid_request_id(text: str) -> bool:
@@ -251,9 +255,11 @@ def bad_words_token_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tup
     if len(words) > _MAX_BAD_WORDS:
         raise InvalidRequestError(f"bad_words holds {len(words)} words; at most {_MAX_BAD_WORDS} may be", param="bad_words")
     spelt: dict[tuple[int, ...], None] = {}
-    for word in words:
+    for i, word in enumerate(words):
         if not word.strip():
-            raise InvalidRequestError("bad_words holds an empty word", param="bad_words")
+            raise InvalidRequestError(
+                f"bad_words[{i}] is empty, or white space alone: leave it out", param=f"bad_words[{i}]"
+            )
         for text in (word, f" {word.lstrip()}"):
             spelt[tuple(tokenizer.encode(text, add_special_tokens=False, parse_special=False))] = None
     return tuple(spelt)

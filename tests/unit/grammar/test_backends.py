@@ -94,7 +94,6 @@ UNIQUE = {"type": "array", "uniqueItems": True}
         ),
         (form(OutputKind.JSON_SCHEMA, {"oneOf": [{"type": "integer"}, {"type": "number"}]}), "use anyOf"),
         (form(OutputKind.JSON_SCHEMA, '{"items":' * 150 + "{}" + "}" * 150), "it is nested too deeply"),
-        (form(OutputKind.REGEX, "((a{100}){100}){100}"), "too many expressions constructed"),
         (form(OutputKind.REGEX, "(a"), "error: unclosed group"),
         (form(OutputKind.GRAMMAR, "start: wheel"), 'unknown name: "wheel"\n   1 | start: wheel'),
     ],
@@ -184,28 +183,6 @@ def test_an_object_may_have_many_optional_properties(llguidance: GrammarBackend)
     wanted = form(OutputKind.JSON_SCHEMA, schema)
     assert accepts(llguidance, wanted, '{"p3": null, "p1499": null}')
     assert not accepts(llguidance, wanted, '{"p1500": null}')
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (OutputKind.REGEX, "a{10000000}"),
-        (OutputKind.GRAMMAR, "start: " + " | ".join(f'"option {i}"' for i in range(10_000))),
-        (
-            OutputKind.JSON_SCHEMA,
-            {
-                "type": "object",
-                "properties": {f"p{i}": {"type": "null"} for i in range(2500)},
-                "additionalProperties": False,
-            },
-        ),
-    ],
-)
-def test_a_form_too_large_to_be_followed_is_refused_before_an_answer_begins(
-    llguidance: GrammarBackend, kind: OutputKind, text: Any
-) -> None:
-    with pytest.raises(InvalidRequestError, match=r"^f cannot be enforced: .*(too many|max is)"):
-        llguidance.compile(form(kind, text, field="f"))
 
 
 def test_the_first_mask_is_the_same_however_often_and_after_whatever_it_is_asked(llguidance: GrammarBackend) -> None:
@@ -474,7 +451,10 @@ def test_tags_keep_to_the_whitespace_that_was_asked_for(llguidance: GrammarBacke
         ({"format": {"type": "sequence", "elements": [{"type": "regex"}]}}, "format.elements[0].pattern"),
         ({"format": {"type": "any_text", "excludes": [""]}}, "format.excludes"),
         ({"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<b"]}, "structures.tags[0]"),
-        ({"structures": [{"begin": "<a>", "schema": {"uniqueItems": True}, "end": "."}], "triggers": ["<a"]}, ""),
+        (
+            {"structures": [{"begin": "<a>", "schema": {"uniqueItems": True}, "end": "."}], "triggers": ["<a"]},
+            "structures[0].schema",
+        ),
     ],
 )
 def test_a_structural_tag_that_is_not_supported_is_refused_where_it_stands(
@@ -482,4 +462,4 @@ def test_a_structural_tag_that_is_not_supported_is_refused_where_it_stands(
 ) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         llguidance.compile(form(OutputKind.STRUCTURAL_TAG, described, field="f"))
-    assert refused.value.param == (f"f.{param}" if param else "f")
+    assert refused.value.param == f"f.{param}"

@@ -37,7 +37,7 @@ def test_bad_words_are_spelt_at_a_beginning_and_after_a_space() -> None:
     [
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": [100_000]}, "allowed_token_ids"),
-        ({"bad_words": [" "]}, "bad_words"),
+        ({"bad_words": ["a", " "]}, "bad_words[1]"),
         ({"bad_words": ["x"] * 1001}, "bad_words"),
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"logprobs": 1, "logprob_token_ids": [100_000]}, "logprob_token_ids"),

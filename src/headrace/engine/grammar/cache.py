@@ -5,6 +5,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from weakref import WeakValueDictionary
 
+from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.protocol import CompiledForm, GrammarBackend
 from headrace.engine.mind.structured_output import ContentKey, StructuredOutput
 
@@ -52,7 +53,11 @@ class FormCache:
             self._keep(wanted, form)
         if known is None:
             self._compile(wanted, form)
-        return form.result()
+            return form.result()
+        try:
+            return form.result()
+        except InvalidRequestError:
+            return self.get(wanted)  # it will be refused again, with the field of who asks now named
 
     def _compile(self, wanted: StructuredOutput, form: Future[CompiledForm]) -> None:
         key = wanted.content_key

@@ -40,7 +40,8 @@ _OLD_KEYWORDS = {
 _SCHEMAS = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames",
             "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+DEFINITIONS = ("$defs", "definitions")
+_MAPS = ("properties", "patternProperties", *DEFINITIONS, "dependentSchemas")
 
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas", "contains")
 """Keywords by which other schemas evaluate properties and items of the same instance."""
@@ -103,6 +104,30 @@ def schemas_for_llguidance(wanted: StructuredOutput) -> Iterator[str]:
     if len(written) >= _WORTH_SHARING and (shared := said_once(schema, written)) is not schema:
         yield _written(shared)
     yield written
+
+
+def parts(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas that stand in a schema, each with the pointer that leads to it; definitions first."""
+    if not isinstance(schema, dict):
+        return
+    for name in sorted(schema, key=lambda name: name not in DEFINITIONS):
+        value = schema[name]
+        if name in _SCHEMAS:
+            yield f"/{name}", value
+        elif name in _LISTS and isinstance(value, list):
+            yield from ((f"/{name}/{i}", one) for i, one in enumerate(value))
+        elif name in _MAPS and isinstance(value, dict):
+            yield from ((f"/{name}/{_pointed(key)}", one) for key, one in value.items())
+
+
+def num_subschemas(schema: Any) -> int:
+    """Itself included."""
+    return 1 + sum(num_subschemas(part) for _, part in parts(schema))
+
+
+def _pointed(name: str) -> str:
+    """As a step of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _read_for_llguidance(wanted: StructuredOutput) -> dict[str, Any]:

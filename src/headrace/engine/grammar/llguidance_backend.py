@@ -14,24 +14,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.gbnf import gbnf_to_lark, is_gbnf
 from headrace.engine.grammar.json_schema import schemas_for_llguidance
+from headrace.engine.grammar.llguidance_reasons import MAX_ITEMS_IN_ROW, plain_failure, plain_reason
 from headrace.engine.grammar.protocol import BITS_PER_WORD, TokenMask, Vocabulary
 from headrace.engine.grammar.structural_tag import structural_tag_to_lark
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
 
 _SILENT = 0
-_LONGEST_REASON = 500
-_INNER_STATE = re.compile(r"\n<(?:state|grammar|non-verbose/)>?")
-"""What the library says of itself begins here."""
-_SHOWN_GRAMMAR = re.compile(r"\n +\d+ \| ")
-"""So it shows lines of a grammar: the client's own, or one that it has never seen."""
-_WHERE_IN_GRAMMAR = re.compile(r"^at \d+\(\d+\): ")
-_UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: (\[.*?\])")
-_PLAIN_WORDS = {
-    "oneOf constraints are not supported": "oneOf is enforced only where its schemas exclude one another, for example by a "
-    "required property with another const in each; where more than one may hold, use anyOf",
-    "recursion limit exceeded": "it is nested too deeply",
-}
-"""By what the library says."""
 _NUM_OPENINGS = 4
 """First tokens of each form whose consequences are kept."""
 _IN_BRACKETS = re.compile(r"(?:<[^<>\s]+>|\[[^\[\]\s]+\]|\]<\][^<>\[\]\s]+\[>\[)\n*")
@@ -50,9 +38,8 @@ class LlguidanceBackend:
             n_vocab=len(vocabulary.token_bytes),
             eos_token=list(vocabulary.eos_token_ids),
         )
-        # Its errors would carry its whole state, and the client's schema with it. An object of n optional properties makes a
-        # row of some 4 n items.
-        self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=8000)
+        # Its errors would carry its whole state, and the client's schema with it.
+        self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW)
 
     def compile(self, wanted: StructuredOutput) -> "LlguidanceForm":
         *others, last = self._grammars(wanted)
@@ -183,7 +170,7 @@ class LlguidanceMatcher:
         return not self._matcher.is_error() and self._matcher.is_accepting()
 
     def failure(self) -> str:
-        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
+        return plain_failure(self._matcher.get_error()) if self._matcher.is_error() else ""
 
 
 class _TokenSource:
@@ -223,27 +210,4 @@ def _choice(choices: Sequence[str]) -> str:
 
 
 def _refusal(wanted: StructuredOutput, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{wanted.field} cannot be enforced: {_plain(wanted, reason)}", param=wanted.field)
-
-
-def _plain(wanted: StructuredOutput, reason: str) -> str:
-    """A reason in words for whoever asked, who knows neither the library nor the grammar that was made of the request."""
-    text = _first_line(reason)
-    if wanted.kind is not OutputKind.GRAMMAR:
-        text = _SHOWN_GRAMMAR.split(text)[0]
-    if unknown := _UNKNOWN_KEYWORDS.search(text):
-        *others, last = json.loads(unknown[1])
-        return (
-            f"the keywords {', '.join(others)} and {last} are not supported"
-            if others
-            else f"the keyword {last} is not supported"
-        )
-    for theirs, ours in _PLAIN_WORDS.items():
-        if theirs in text:
-            return ours
-    return text if wanted.kind is OutputKind.GRAMMAR else _WHERE_IN_GRAMMAR.sub("", text)
-
-
-def _first_line(reason: str) -> str:
-    line = _INNER_STATE.split(reason.strip())[0].strip()
-    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}…"
+    return InvalidRequestError(f"{wanted.field} cannot be enforced: {plain_reason(wanted, reason)}", param=wanted.field)

@@ -17,6 +17,8 @@ TokenMask: TypeAlias = "npt.NDArray[np.int32]"
 """One bit per token id, lowest bit first: [ceil(vocab_size / 32)]."""
 
 BITS_PER_WORD = 32
+TOO_LARGE = "it is too large"
+"""So begins a refusal for a form's size, which no part of it need have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

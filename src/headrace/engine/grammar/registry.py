@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Callable
 
 from headrace.base.errors import ConfigurationError, nearest
+from headrace.engine.grammar.located import LocatingBackend
 from headrace.engine.grammar.protocol import GrammarBackend, Vocabulary
 
 DEFAULT_BACKEND = "llguidance"
@@ -55,4 +56,4 @@ def check_installed(name: str) -> None:
 
 def make_backend(name: str, vocabulary: Vocabulary) -> GrammarBackend:
     check_backend(name)
-    return BACKENDS[name](vocabulary)
+    return LocatingBackend(BACKENDS[name](vocabulary))

@@ -153,8 +153,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if any(not ids for ids in self.bad_words_token_ids):
             raise InvalidRequestError("bad_words holds a word without tokens", param="bad_words")
         for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0, _INT32_MAX)
-            _real("logit_bias", bias, -100.0, 100.0)
+            _integer("logit_bias", token, 0, _INT32_MAX, part="its token ids")
+            _real("logit_bias", bias, -100.0, 100.0, part=f"the bias of token {token}")
 
     def _check_beam_search(self) -> None:
         if self.beam_search is None:
@@ -197,14 +197,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
 
 
-def _integer(name: str, value: int, low: int, high: int, *, limit_name: str | None = None) -> None:
+def _integer(name: str, value: int, low: int, high: int, *, limit_name: str | None = None, part: str = "") -> None:
+    """`part`: what of the field it is, where it is not the whole."""
     if not low <= value <= high:
         limit = f"{limit_name} ({high})" if limit_name else str(high)
-        raise InvalidRequestError(f"{name} must be between {low} and {limit}, not {value}", param=name)
+        said = f"{name}: {part}" if part else name
+        raise InvalidRequestError(f"{said} must be between {low} and {limit}, not {value}", param=name)
 
 
-def _real(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:
+def _real(name: str, value: float, low: float, high: float, *, open_below: bool = False, part: str = "") -> None:
     inside = (low < value if open_below else low <= value) and value <= high
     if not (math.isfinite(value) and inside):
         bracket = "(" if open_below else "["
-        raise InvalidRequestError(f"{name} must be in {bracket}{low:g}, {high:g}], not {value}", param=name)
+        said = f"{name}: {part}" if part else name
+        raise InvalidRequestError(f"{said} must be in {bracket}{low:g}, {high:g}], not {value}", param=name)

@@ -26,6 +26,15 @@ class OutputKind(StrEnum):
 ContentKey: TypeAlias = tuple[OutputKind, str, bool, str | None, bool]
 
 
+class SchemaSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A JSON Schema that a form was made of, and where the client gave it."""
+
+    field: str
+    text: str
+    tool: str = ""
+    """The name of the tool that it belongs to, if to any."""
+
+
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: OutputKind
     text: str
@@ -40,6 +49,9 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     begins_after: tuple[int, ...] = ()
     """Token ids after which the form begins: what stands before them, for example reasoning, is free, but the answer cannot
     end there. Empty: it begins with the answer."""
+
+    sources: tuple[SchemaSource, ...] = ()
+    """Where the server made `text` of several schemas: what a refusal names is one of these."""
 
     @property
     def content_key(self) -> ContentKey:

@@ -5,7 +5,7 @@ Knows what each of these demands of a format of calls. Does not know how any for
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.gbnf import is_gbnf
-from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
+from headrace.engine.mind.structured_output import OutputKind, SchemaSource, StructuredOutput
 from headrace.server.tools.call_form import ANY_ARGUMENTS, CallForm, CallRequest, Format, json_value, one_of, regex, text
 from headrace.server.tools.formats import FORMATS, ToolFormat
 from headrace.server.tools.request import ToolUse, calls_schema
@@ -38,26 +38,30 @@ def answer_form(
     if not enforces_tags:
         raise _refusal(use, "the backend of structured output that is chosen here enforces no structural tags")
     call_form, asked = _call_form(use, known or _GENERIC, template)
+    sources = _sources(use, [name for name, schema in asked.schemas.items() if schema is not ANY_ARGUMENTS])
     if use.form is None:
-        return known, _tag(call_form.may((known or _GENERIC).parser.markers), "tools")
+        return known, _tag(call_form.may((known or _GENERIC).parser.markers), "tools", sources)
     if not call_form.is_told_apart:
         raise _refusal(
             use, "this model announces its calls by nothing, so that an answer of the form could be taken for one"
         )
     said = call_form.or_answer(_format_of(use.form), asked)
-    return known, _tag(said, use.form.field, use.form)
+    if use.form.kind is OutputKind.JSON_SCHEMA:
+        sources = (*sources, SchemaSource(field=use.form.field, text=use.form.text))
+    return known, _tag(said, use.form.field, sources, use.form)
 
 
 def _must_call(
     use: ToolUse, known: ToolFormat | None, template: str, *, enforces_tags: bool
 ) -> tuple[ToolFormat | None, StructuredOutput]:
     """In the model's own format if that can be held to the schemas, else as plain JSON."""
+    sources = _sources(use, use.schemas)
     if known is not None and enforces_tags and known is not _GENERIC:
         asked = CallRequest(schemas=use.schemas, template=template, is_limited_to_one=use.is_limited_to_one)
         if (call_form := known.parser.form(asked)) is not None:
-            return known, _tag(call_form.must(asked), "tools")
-    schema = calls_schema(use.schemas, is_limited_to_one=use.is_limited_to_one)
-    form = StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=msgspec.json.encode(schema).decode(), field="tools")
+            return known, _tag(call_form.must(asked), "tools", sources)
+    text = msgspec.json.encode(calls_schema(use.schemas, is_limited_to_one=use.is_limited_to_one)).decode()
+    form = StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=text, field="tools", sources=sources)
     return None if known is None else replace(_GENERIC, short_ids=known.short_ids), form
 
 
@@ -70,10 +74,20 @@ def _call_form(use: ToolUse, known: ToolFormat, template: str) -> tuple[CallForm
         asked = CallRequest(schemas=schemas, template=template, is_limited_to_one=use.is_limited_to_one)
         if (call_form := known.parser.form(asked)) is not None:
             return call_form, asked
-    raise _refusal(use, "the model writes arguments one by one, as bare text, which cannot be held to these schemas")
+    tool = _not_held(use, known, template)
+    reason = f"the model writes arguments one by one, as bare text, which cannot be held to the schema of {tool!r}"
+    raise _refusal(use, reason, tool)
 
 
-def _refusal(use: ToolUse, reason: str) -> InvalidRequestError:
+def _not_held(use: ToolUse, known: ToolFormat, template: str) -> str:
+    """The first tool whose schema the format cannot hold calls to, those that must be first."""
+    names = sorted(use.schemas, key=lambda name: name not in use.strict)
+    asked = (CallRequest(schemas={name: use.schemas[name]}, template=template) for name in names)
+    return next((name for name, alone in zip(names, asked, strict=True) if known.parser.form(alone) is None), names[0])
+
+
+def _refusal(use: ToolUse, reason: str, tool: str = "") -> InvalidRequestError:
+    """`tool`: the one at fault, where it is one."""
     if use.form is not None:
         return InvalidRequestError(
             f"{use.form.field} is not supported together with tools here: {reason}; leave tools out, or tell the model to "
@@ -81,7 +95,8 @@ def _refusal(use: ToolUse, reason: str) -> InvalidRequestError:
             param=use.form.field,
             code="unsupported_parameter",
         )
-    param = f"tools[{min(use.strict.values())}].function.strict"
+    place = use.places[tool] if tool in use.strict else min(use.places[name] for name in use.strict)
+    param = f"tools[{place}].function.strict"
     return InvalidRequestError(
         f"{param} is not supported here with tool_choice 'auto': {reason}; 'required', or a named tool, holds calls to the "
         "schema",
@@ -90,11 +105,24 @@ def _refusal(use: ToolUse, reason: str) -> InvalidRequestError:
     )
 
 
-def _tag(form: Format, field: str, options: StructuredOutput | None = None) -> StructuredOutput:
+def _sources(use: ToolUse, names: Collection[str]) -> tuple[SchemaSource, ...]:
+    """What a refusal of a form of calls names: the tools that are held to their schemas."""
+    return tuple(
+        SchemaSource(
+            field=f"tools[{use.places[name]}].function.parameters", text=msgspec.json.encode(schema).decode(), tool=name
+        )
+        for name, schema in use.schemas.items()
+        if name in names
+    )
+
+
+def _tag(
+    form: Format, field: str, sources: tuple[SchemaSource, ...], options: StructuredOutput | None = None
+) -> StructuredOutput:
     """`options`: whose white space and closed objects are kept."""
     described = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
     like = options or StructuredOutput(kind=OutputKind.STRUCTURAL_TAG, text="")
-    return msgspec.structs.replace(like, kind=OutputKind.STRUCTURAL_TAG, text=described, field=field)
+    return msgspec.structs.replace(like, kind=OutputKind.STRUCTURAL_TAG, text=described, field=field, sources=sources)
 
 
 def _format_of(form: StructuredOutput) -> Format:

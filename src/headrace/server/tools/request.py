@@ -3,7 +3,7 @@
 Knows the fields `tools`, `tool_choice` and `parallel_tool_calls`. Does not know how calls are written or read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,10 @@ class ToolUse:
     """What calls may name; None: nothing in the answer is a call."""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Of the arguments of what may be called, by name."""
-    strict: Mapping[str, int] = field(default_factory=dict)
-    """Those that must be called as their schemas say, with their places in the request."""
+    places: Mapping[str, int] = field(default_factory=dict)
+    """Where each stands in the request."""
+    strict: Collection[str] = ()
+    """Those that must be called as their schemas say."""
     must_call: bool = False
     is_limited_to_one: bool = False
     form: StructuredOutput | None = None
@@ -63,7 +65,8 @@ def tool_use(request: ChatCompletionRequest, form: StructuredOutput | None) -> T
         for_template=for_template,
         tools=Tools(schemas),
         schemas=schemas,
-        strict={tool.function.name: i for i, tool in enumerate(request.tools) if tool.function.strict},
+        places={tool.function.name: i for i, tool in enumerate(request.tools)},
+        strict=frozenset(tool.function.name for tool in request.tools if tool.function.strict),
         must_call=choice == "required" or isinstance(choice, NamedToolChoice),
         is_limited_to_one=is_limited,
         form=form,
