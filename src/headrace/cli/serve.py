@@ -105,6 +105,7 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_num_seqs=options.max_num_seqs,
             max_tokens_per_prompt_chunk=options.max_tokens_per_prompt_chunk,
+            min_prompt_tokens_per_step=options.min_prompt_tokens_per_step,
             policy=SchedulingPolicy(options.scheduling_policy),
             enable_prefix_caching=options.enable_prefix_caching,
             max_steps_in_flight=options.max_steps_in_flight,
