@@ -28,7 +28,6 @@ from headrace.cli.startup import StartupDisplay
 from headrace.engine.grammar.registry import ENFORCES_TAGS
 from headrace.engine.host.client import EngineClient
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
-from headrace.engine.host.tokenizer import TextTokenizer, load_tokenizer
 from headrace.engine.mind.config import SchedulingPolicy
 from headrace.engine.ops.registry import check_something_computes
 from headrace.measure.bench.event_loop import event_loop_factory
@@ -40,6 +39,7 @@ from headrace.server.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from headrace.cli.doors import Doors
+    from headrace.engine.host.tokenizer import TextTokenizer
 
 EXIT_INTERRUPTED = 130
 
@@ -186,8 +186,10 @@ class _Words:
     def __init__(self) -> None:
         self.loaded: Future[TextTokenizer] = Future()
 
-    def load(self, path: Path) -> TextTokenizer:
+    def load(self, path: Path) -> "TextTokenizer":
         try:
+            from headrace.engine.host.tokenizer import load_tokenizer  # once the engine has been told what to load
+
             tokenizer = load_tokenizer(path)
         except BaseException as error:
             self.loaded.set_exception(error)
