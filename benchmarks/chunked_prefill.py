@@ -15,7 +15,14 @@ NUM_LONG = 4
 NUM_SHORT = 24
 SETTINGS = {
     "chunks of 256": ("--max-num-batched-tokens", "512", "--max-tokens-per-prompt-chunk", "256"),
-    "whole prompts": ("--max-num-batched-tokens", "2048", "--max-tokens-per-prompt-chunk", "2048"),
+    "whole prompts": (
+        "--max-num-batched-tokens",
+        "2048",
+        "--max-tokens-per-prompt-chunk",
+        "2048",
+        "--min-prompt-tokens-per-step",
+        "2048",
+    ),
 }
 
 

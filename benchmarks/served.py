@@ -1,6 +1,13 @@
-"""A real server for a benchmark: `headrace serve` as a child process on a free port of this machine."""
+"""A real server for a benchmark: `headrace serve` as a child process on a free port of this machine; and how any server is
+asked while it starts.
+
+What asks then takes no more of the machine than it must: a new client of httpx reads certificates, which keeps a core busy
+for tens of milliseconds, and asking so every few milliseconds would take one of two cores from the start that is measured.
+"""
 
 import contextlib
+import http.client
+import json
 import re
 import signal
 import socket
@@ -10,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 from benchmarks.kernels_build import named_build
@@ -50,7 +58,7 @@ def serve(*options: str) -> Iterator[Served]:
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        while not _is_healthy(url):
+        while not is_healthy(url):
             assert process.poll() is None, f"the server ended with status {process.returncode}"
             assert time.monotonic() - began < 120, "the server does not become healthy"
             time.sleep(0.01)
@@ -64,11 +72,33 @@ def serve(*options: str) -> Iterator[Served]:
             process.wait()
 
 
-def _is_healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
+def is_healthy(url: str) -> bool:
+    with contextlib.closing(_connection(url)) as connection:
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+def first_model(url: str) -> str:
+    with contextlib.closing(_connection(url)) as connection:
+        connection.request("GET", "/v1/models")
+        return str(json.load(connection.getresponse())["data"][0]["id"])
+
+
+def await_first_token(url: str, body: dict[str, object]) -> None:
+    """Returns when the first piece of a completion has come; what comes after it is not read."""
+    with contextlib.closing(_connection(url)) as connection:
+        document = json.dumps({**body, "stream": True, "max_tokens": 1, "temperature": 0})
+        connection.request("POST", "/v1/completions", document, {"content-type": "application/json"})
+        response = connection.getresponse()
+        if not any(line.startswith(b"data:") for line in response):
+            raise RuntimeError(f"status {response.status}, and no token")
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(urlsplit(url).netloc, timeout=400)
 
 
 def free_port() -> int:

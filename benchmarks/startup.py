@@ -6,15 +6,13 @@ import time
 
 import httpx
 from benchmarks.harness import Figure, Result, Target
-from benchmarks.served import MODEL, serve
+from benchmarks.served import MODEL, await_first_token, serve
 
 
 def first_token_s() -> tuple[float, dict[str, float]]:
     began = time.perf_counter()
     with serve() as served:
-        body = {"model": MODEL, "prompt": "Water flows", "max_tokens": 1, "stream": True, "temperature": 0}
-        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
-            assert next(response.iter_lines()).startswith("data:")
+        await_first_token(served.url, {"model": MODEL, "prompt": "Water flows"})
         seconds = time.perf_counter() - began
         metrics = httpx.get(f"{served.url}/metrics").text
     phases = re.findall(r'^headrace:startup_seconds\{.*phase="(\w+)".*\} (\S+)$', metrics, flags=re.MULTILINE)

@@ -20,6 +20,7 @@ configs = st.builds(
     max_num_batched_tokens=st.sampled_from([4, 7, 16, 64]),
     max_num_seqs=st.sampled_from([1, 3, 4]),
     max_tokens_per_prompt_chunk=st.sampled_from([1, 3, 8, 64]),
+    min_prompt_tokens_per_step=st.sampled_from([0, 1, 2, 4]),
     policy=st.sampled_from(SchedulingPolicy),
     max_bypasses=st.sampled_from([0, 1, 5]),
     enable_prefix_caching=st.booleans(),

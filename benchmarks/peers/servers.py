@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from benchmarks.peers import llama_cpp, vllm_cpu
 from benchmarks.peers.load import resident_bytes
-from benchmarks.served import free_port
+from benchmarks.served import await_first_token, first_model, free_port, is_healthy
 
 START_TIMEOUT_S = 400
 
@@ -44,15 +43,8 @@ class Server:
 
     def first_token(self, prompt: Sequence[int]) -> float:
         """When the first piece of a stream arrives, in seconds since the process was started."""
-        body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0, "stream": True, "model": self.model()}
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=START_TIMEOUT_S) as response:
-            for line in response.iter_lines():
-                if line.startswith("data:"):
-                    return time.monotonic() - self.began
-        raise RuntimeError("an answer without a token")
-
-    def model(self) -> str:
-        return str(httpx.get(f"{self.url}/v1/models", timeout=60).json()["data"][0]["id"])
+        await_first_token(self.url, {"prompt": list(prompt), "model": first_model(self.url)})
+        return time.monotonic() - self.began
 
     def bench(self, *words: str, timeout_s: float) -> dict[str, Any]:
         """The result file of one run of `headrace bench` against it."""
@@ -80,7 +72,7 @@ def running(kind: ServerKind) -> Iterator[Server]:
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            while not _is_healthy(url):
+            while not is_healthy(url):
                 if process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
                     log.seek(0)
                     raise RuntimeError(f"{kind.name} is not up: {log.read()[-600:].decode(errors='replace')}")
@@ -93,13 +85,6 @@ def running(kind: ServerKind) -> Iterator[Server]:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)  # a session of its own, which we started
                 process.wait()
-
-
-def _is_healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def headrace(model: Path, *, max_num_seqs: int, max_model_len: int, label: str = "") -> ServerKind:

@@ -116,6 +116,7 @@ configs = st.builds(
     max_num_batched_tokens=st.sampled_from([8, 64, 256]),
     max_num_seqs=st.sampled_from([1, 3, 8]),
     max_tokens_per_prompt_chunk=st.sampled_from([3, 64]),
+    min_prompt_tokens_per_step=st.sampled_from([0, 4]),
     max_bypasses=st.sampled_from([0, 5]),
     enable_prefix_caching=st.booleans(),
     max_steps_in_flight=st.sampled_from([1, 2, 3]),

@@ -1,7 +1,7 @@
 """`headrace`: which commands there are, and what an exit status means.
 
-Knows the commands by name and imports only the one that is called, so that each starts fast; and nothing at all before an
-engine process has its head start. Exit statuses:
+Knows the commands by name and imports only the one that is called, so that each starts fast; and nothing at all before
+Ctrl-C ends it without a word and an engine process has its head start. Exit statuses:
 
     0    done; for a server: it was told to stop, and drained
     1    a bug, or a check that failed (`simulate`, `bench`, `compare`)
@@ -12,15 +12,16 @@ engine process has its head start. Exit statuses:
 """
 
 import gc
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-from headrace import __version__
-from headrace.base.errors import CheckpointError, ConfigurationError, EngineDeadError, HeadraceError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Sequence
+
+    from headrace.base.errors import HeadraceError
 
 EXIT_MODEL = 3
 EXIT_ENGINE_DIED = 4
@@ -29,13 +30,21 @@ EXIT_INTERRUPTED = 130
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: "Sequence[str] | None" = None) -> int:
     """Runs one command and returns its exit status. Without `words`: that of the command line."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if words is None:
+        # An exception in the middle of an import leads anywhere: whoever imports may swallow, rename or print it.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    from headrace.base.errors import HeadraceError
+
     try:
         if words is None:
-            words = sys.argv[1:]
-            _prepare(words)
-        options = _read(list(words))
+            _prepare(sys.argv[1:])
+            options = _read(sys.argv[1:])
+            signal.signal(signal.SIGINT, on_interrupt)  # from here on there may be something to clear away
+        else:
+            options = _read(words)
         status: int = options.run(options)
     except HeadraceError as error:
         sys.stderr.write(f"headrace: {error}\n")
@@ -48,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return status
 
 
-def _prepare(words: Sequence[str]) -> None:
+def _prepare(words: "Sequence[str]") -> None:
     """An engine process takes as long to import as everything before it is told what to do: they go on side by side.
     What is made until then stays, so that looking for garbage would find none (`serve.py` turns it on again)."""
     if words[:1] == ["serve"] and not {"-h", "--help"} & set(words):
@@ -60,7 +69,8 @@ def _prepare(words: Sequence[str]) -> None:
         give_head_start()
 
 
-def _status_of(error: HeadraceError) -> int:
+def _status_of(error: "HeadraceError") -> int:
+    from headrace.base.errors import CheckpointError, ConfigurationError, EngineDeadError
     from headrace.cli.parser import EXIT_USAGE
 
     match error:
@@ -74,7 +84,8 @@ def _status_of(error: HeadraceError) -> int:
             return 1
 
 
-def _read(words: Sequence[str]) -> "argparse.Namespace":
+def _read(words: "Sequence[str]") -> "argparse.Namespace":
+    from headrace import __version__
     from headrace.cli.parser import Parser, unknown_word
 
     parser = Parser(
@@ -148,7 +159,7 @@ def _version(commands: Commands) -> None:
     version.add_parser(commands)
 
 
-_COMMANDS: dict[str, Callable[[Commands], None]] = {
+_COMMANDS: "dict[str, Callable[[Commands], None]]" = {
     "serve": _serve,
     "pull": _pull,
     "simulate": _simulate,

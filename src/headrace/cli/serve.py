@@ -28,7 +28,6 @@ from headrace.cli.startup import StartupDisplay
 from headrace.engine.grammar.registry import ENFORCES_TAGS
 from headrace.engine.host.client import EngineClient
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
-from headrace.engine.host.tokenizer import TextTokenizer, load_tokenizer
 from headrace.engine.mind.config import SchedulingPolicy
 from headrace.engine.ops.registry import check_something_computes
 from headrace.measure.bench.event_loop import event_loop_factory
@@ -40,6 +39,7 @@ from headrace.server.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from headrace.cli.doors import Doors
+    from headrace.engine.host.tokenizer import TextTokenizer
 
 EXIT_INTERRUPTED = 130
 
@@ -105,6 +105,7 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_num_seqs=options.max_num_seqs,
             max_tokens_per_prompt_chunk=options.max_tokens_per_prompt_chunk,
+            min_prompt_tokens_per_step=options.min_prompt_tokens_per_step,
             policy=SchedulingPolicy(options.scheduling_policy),
             enable_prefix_caching=options.enable_prefix_caching,
             max_steps_in_flight=options.max_steps_in_flight,
@@ -185,8 +186,10 @@ class _Words:
     def __init__(self) -> None:
         self.loaded: Future[TextTokenizer] = Future()
 
-    def load(self, path: Path) -> TextTokenizer:
+    def load(self, path: Path) -> "TextTokenizer":
         try:
+            from headrace.engine.host.tokenizer import load_tokenizer  # once the engine has been told what to load
+
             tokenizer = load_tokenizer(path)
         except BaseException as error:
             self.loaded.set_exception(error)

@@ -183,12 +183,17 @@ class ServeOptions:
     max_num_seqs: int = option(ENGINE.max_num_seqs, COUNT, Group.SCHEDULING, "most sequences that run at once")
     max_num_batched_tokens: int = option(
         ENGINE.max_num_batched_tokens, COUNT, Group.SCHEDULING, "the token budget: most tokens of one step",
-        shown="256 on a CPU, 2048 on a GPU",
+        shown="512 on a CPU, 2048 on a GPU",
     )  # fmt: skip
     max_tokens_per_prompt_chunk: int = option(
         ENGINE.max_tokens_per_prompt_chunk, COUNT, Group.SCHEDULING,
         "most tokens of one step for long prompts, all together, while others want some too",
         spellings=("--long-prefill-token-threshold",), shown="half of the budget",
+    )  # fmt: skip
+    min_prompt_tokens_per_step: int = option(
+        ENGINE.min_prompt_tokens_per_step, COUNT, Group.SCHEDULING,
+        "beside streams, prompts share in each step the budget divided by their number, but no fewer tokens than this",
+        shown="128 on a CPU; on a GPU prompts have all of the budget",
     )  # fmt: skip
     max_num_queued_requests: int = option(
         ENGINE.max_num_queued_requests, COUNT, Group.SCHEDULING, "requests that may wait; more are refused with 503"

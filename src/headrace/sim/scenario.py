@@ -82,6 +82,7 @@ def _draw_limits(rng: Random) -> SchedulerConfig:
         enable_prefix_caching=rng.random() < 0.75,
         max_steps_in_flight=rng.choice([1, 2, 4]),
         max_num_queued_requests=rng.choice([8, 10_000]),
+        min_prompt_tokens_per_step=rng.choice([0, 1, max_num_seqs]),
     )
 
 

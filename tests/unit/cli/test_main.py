@@ -1,6 +1,8 @@
 """The command line's manners: what it does not know it says, and its exit status tells which kind of thing went wrong."""
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -127,6 +129,36 @@ def test_an_interruption_is_no_stack_trace(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setitem(command_line._COMMANDS, "version", _command(interrupt))
     assert main(["version"]) == 130
     assert capsys.readouterr().err == "headrace: interrupted\n"
+
+
+_INTERRUPTED_AT_AN_IMPORT = """
+import os, signal, sys
+from headrace.cli.main import main
+left = int(sys.argv.pop(1))
+def count(event, _):
+    global left
+    if event == "import":
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(count)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["version"]])
+@pytest.mark.parametrize("number", [1, 2, 4, 8, 16])
+def test_ctrl_c_before_a_command_is_read_ends_it_without_a_word(command: list[str], number: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_AT_AN_IMPORT, str(number), *command], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_nothing_of_ours_is_imported_before_ctrl_c_ends_a_command_without_a_word() -> None:
+    script = "import headrace.cli.main, sys; print(*(name for name in sys.modules if name.startswith('headrace')))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["headrace", "headrace.cli", "headrace.cli.main"]
 
 
 def _command(run: Callable[[argparse.Namespace], int]) -> Callable[[command_line.Commands], None]:

@@ -424,6 +424,22 @@ def test_an_engine_that_crashes_while_starting_tells_its_status() -> None:
     run(test())
 
 
+def test_the_engine_is_told_what_to_load_before_words_are_read() -> None:
+    async def test() -> None:
+        client = engine("alphabet")
+        pids: list[int] = []
+
+        def load(_: Path) -> ByteTokenizer:
+            pids.append(client.pid)
+            return ByteTokenizer()
+
+        client._load_tokenizer = load
+        async with started(client):
+            assert pids == [client.pid]
+
+    run(test())
+
+
 def test_a_start_that_is_interrupted_leaves_no_process() -> None:
     async def test() -> None:
         client = engine("alphabet")

@@ -1,11 +1,12 @@
 """What a step contains: budgets, chunks, order, preemption and the ways past a blocked head."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from headrace.base.clock import Nanos
-from headrace.base.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from headrace.base.errors import ConfigurationError, ContextLengthError, InvalidRequestError, OverloadedError
 from headrace.base.ids import RequestId
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 from headrace.engine.mind.engine_core import EngineCore
@@ -99,6 +100,55 @@ def test_a_long_prompt_that_goes_first_leaves_a_token_of_the_budget_for_each_one
     engine.add(request("first", 100, priority=-1))
     engine.step()
     assert engine.step() == {"first": 7, "a": 1, "b": 1, "c": 1}
+
+
+BESIDE_STREAMS: dict[str, Any] = {
+    "max_num_batched_tokens": 40, "max_tokens_per_prompt_chunk": 40, "min_prompt_tokens_per_step": 10,
+}  # fmt: skip
+
+
+def streaming(number: int) -> Engine:
+    """As many streams, each of which gets its next token."""
+    engine = Engine(**BESIDE_STREAMS)
+    fill(engine, *(f"stream {index}" for index in range(number)), num_tokens=3)
+    return engine
+
+
+@pytest.mark.parametrize(("num_streams", "expected"), [(0, 40), (1, 39), (2, 20), (3, 13), (4, 10), (6, 10)])
+def test_the_more_streams_wait_for_a_step_the_fewer_tokens_of_prompts_it_has_but_never_too_few(
+    num_streams: int, expected: int
+) -> None:
+    engine = streaming(num_streams)
+    engine.add(request("long", 100))
+    step = engine.step()
+    assert step.pop("long") == expected
+    assert list(step.values()) == [1] * num_streams
+
+
+def test_prompts_begun_beside_streams_share_what_one_alone_would_have() -> None:
+    engine = streaming(2)
+    engine.add(*(request(name, 8) for name in "abc"))
+    step = engine.step()
+    assert [step[name] for name in "abc"] == [8, 8, 4]
+    assert engine.step()["c"] == 4
+
+
+def test_long_prompts_beside_streams_leave_short_ones_half_of_what_prompts_have_but_no_more_than_they_want() -> None:
+    engine = streaming(4)
+    engine.add(request("long", 100), request("longer", 100))
+    assert engine.step()["long"] == 10
+    engine.add(request("short", 3))
+    step = engine.step()
+    assert (step["long"], step["short"]) == (7, 3)
+    engine.add(*(request(name, 4) for name in "abc"))
+    step = engine.step()
+    assert (step["long"], step["a"], step["b"]) == (5, 4, 1)
+
+
+@pytest.mark.parametrize(("least", "words"), [(-1, "must not be negative"), (41, "exceeds max_num_batched_tokens")])
+def test_what_prompts_have_at_least_is_a_part_of_the_budget(least: int, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"min_prompt_tokens_per_step.*{words}"):
+        Engine(**{**BESIDE_STREAMS, "min_prompt_tokens_per_step": least})
 
 
 def test_a_sequence_that_reaches_its_last_token_samples_and_one_that_does_not_does_not() -> None:

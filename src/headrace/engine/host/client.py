@@ -97,7 +97,8 @@ class EngineClient:
         """Returns when the engine is ready. Raises what kept it from that, in the engine's own words."""
         self._gone = asyncio.get_running_loop().create_future()
         try:
-            _, ready = await asyncio.gather(self._load_words(), self._launch())
+            child = self._begin_launch()  # before anything else of the start takes this process's time
+            _, ready = await asyncio.gather(self._load_words(), self._await_ready(child))
         except BaseException:
             await self.close()
             raise
@@ -248,13 +249,15 @@ class EngineClient:
         phase = StartupPhase("load_tokenizer", seconds(clock.now() - began), f"{self._tokenizer.vocab_size} tokens")
         self._hear(phase)
 
-    async def _launch(self) -> EngineReady:
-        """A new process, until it is ready."""
-        ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
-        self._ready = ready
-        child = self._child = EngineChild(
-            self._config, command=self._command, on_message=self._hear, on_log_line=self._on_log_line
-        )
+    def _begin_launch(self) -> EngineChild:
+        """A new process, told what to do."""
+        self._ready = asyncio.get_running_loop().create_future()
+        self._child = EngineChild(self._config, command=self._command, on_message=self._hear, on_log_line=self._on_log_line)
+        return self._child
+
+    async def _await_ready(self, child: EngineChild) -> EngineReady:
+        assert self._ready is not None, "it was launched"
+        ready = self._ready
         awaited: list[asyncio.Future[Any]] = [ready, child.ended]
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
@@ -305,7 +308,7 @@ class EngineClient:
                     return
                 await asyncio.sleep(self._client_config.restart_backoff_s * 2 ** (num_failures - 1))
                 try:
-                    self._become_ready(await self._launch())
+                    self._become_ready(await self._await_ready(self._begin_launch()))
                 except (HeadraceError, OSError) as error:
                     self._become_unready(Condition.DOWN, f"the engine could not be restarted: {error}")
                     num_failures += 1

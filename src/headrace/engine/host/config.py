@@ -15,7 +15,9 @@ from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 AUTO_MAX_MODEL_LEN = -1
 """Take the longest sequence that the KV cache can hold, up to the model's own length."""
 
-CPU_TOKEN_BUDGET = 256
+CPU_TOKEN_BUDGET = 512
+CPU_MIN_PROMPT_TOKENS = 128
+"""Fewer rows at a time are computed at a lower speed."""
 GPU_TOKEN_BUDGET = 2048
 
 
@@ -56,12 +58,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     """Tokens per KV block."""
     max_num_batched_tokens: int = 0
-    """The token budget of one step; 0 takes 256 on a CPU, where a larger step would hold up every stream, and 2048 on a
-    GPU."""
+    """The token budget of one step; 0 takes 512 on a CPU and 2048 on a GPU."""
     max_num_seqs: int = 64
     """Most sequences that run at once."""
     max_tokens_per_prompt_chunk: int = 0
     """Most tokens of one step for long prompts, all together, while others want tokens too; 0 takes half of the budget."""
+    min_prompt_tokens_per_step: int = 0
+    """Beside streams, prompts share in each step the budget divided by the number of streams, but never fewer tokens than
+    this; 0 takes 128 on a CPU, where a step as large as the budget would hold up every stream for long, and on a GPU leaves
+    prompts all of the budget."""
     policy: SchedulingPolicy = SchedulingPolicy.FCFS
     """Who goes first."""
     enable_prefix_caching: bool = True
@@ -96,6 +101,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def scheduler_config(self, *, num_blocks: int, max_model_len: int, is_on_cpu: bool) -> SchedulerConfig:
         """The mind's part of this, with what only the loaded model, the memory and the device decide."""
         budget = self.max_num_batched_tokens or (CPU_TOKEN_BUDGET if is_on_cpu else GPU_TOKEN_BUDGET)
+        least_for_prompts = min(CPU_MIN_PROMPT_TOKENS, budget) if is_on_cpu else 0
         return SchedulerConfig(
             max_model_len=max_model_len,
             num_blocks=num_blocks,
@@ -103,6 +109,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             max_num_batched_tokens=budget,
             max_num_seqs=self.max_num_seqs,
             max_tokens_per_prompt_chunk=self.max_tokens_per_prompt_chunk or max(1, budget // 2),
+            min_prompt_tokens_per_step=self.min_prompt_tokens_per_step or least_for_prompts,
             policy=self.policy,
             enable_prefix_caching=self.enable_prefix_caching,
             max_steps_in_flight=self.max_steps_in_flight,

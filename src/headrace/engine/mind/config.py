@@ -30,6 +30,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_per_prompt_chunk: int = 512
     """While others want tokens too: most tokens of one step for prompts that have more than this to compute, all of them
     together; the rest of the budget is for shorter ones and for decoding. A sequence alone takes the whole budget."""
+    min_prompt_tokens_per_step: int = 0
+    """Beside streams, prompts share in each step the budget divided by the number of streams, since each of those waits for
+    the step to end; but never fewer tokens than this. 0: they may take all that is left of the budget."""
     policy: SchedulingPolicy = SchedulingPolicy.FCFS
     """Who goes first."""
     max_bypasses: int = 64
@@ -48,8 +51,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_bypasses < 0:
-            raise ConfigurationError(f"max_bypasses must not be negative (got {self.max_bypasses})")
+        for name in ("max_bypasses", "min_prompt_tokens_per_step"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name} must not be negative (got {getattr(self, name)})")
+        if self.min_prompt_tokens_per_step > self.max_num_batched_tokens:
+            raise ConfigurationError(
+                f"min_prompt_tokens_per_step ({self.min_prompt_tokens_per_step}) exceeds max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}), of which it is a part: lower it or raise the other"
+            )
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ConfigurationError(
                 f"max_num_seqs ({self.max_num_seqs}) exceeds max_num_batched_tokens ({self.max_num_batched_tokens}): "

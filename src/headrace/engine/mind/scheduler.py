@@ -10,6 +10,7 @@ Knows sequences and counts of blocks. Does not know tensors, time (beyond stampi
 from bisect import insort
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from headrace.base.clock import Nanos
 from headrace.base.ids import BlockId, SequenceId, StepId
@@ -25,7 +26,8 @@ from headrace.engine.mind.step import NewSequence, ScheduledSequence, StepPlan
 _RUNNING = Status.RUNNING
 """By name: asked for once a sequence and step."""
 _MAX_SKIPS_PER_STEP = 64
-"""How many waiting sequences one step looks at without admitting them: keeps a step's cost flat however many wait."""
+"""How many waiting sequences one step looks at without admitting them: keeps a step's cost flat however many wait. So many
+are looked at, too, for short ones to leave room for."""
 
 
 class _Verdict(Enum):
@@ -34,7 +36,7 @@ class _Verdict(Enum):
     COPIES_PENDING = "copies pending"
     NO_BLOCKS = "no blocks"
     PREFIX_BEING_COMPUTED = "prefix being computed"
-    LONG_SHARE_USED_UP = "long share used up"
+    SHARE_USED_UP = "share used up"
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class _OpenStep:
 
     now: Nanos
     budget: int
+    prompt_budget: int
+    """Of those, tokens left for sequences that want more than one: for prompts, and for what is computed again."""
     long_from: int
     """A sequence that wants more tokens than this is a long one."""
     long_share: int
@@ -51,6 +55,11 @@ class _OpenStep:
     new_sequences: list[NewSequence] = field(default_factory=list)
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
     has_preempted: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """For whoever begins."""
+        return self.budget <= 0 or self.prompt_budget <= 0
 
 
 class Scheduler:
@@ -176,9 +185,16 @@ class Scheduler:
 
     def _open_step(self, now: Nanos) -> _OpenStep:
         config = self.config
+        budget = prompt_budget = config.max_num_batched_tokens
         is_contended = len(self.running) + len(self.waiting) > 1
-        share = config.max_tokens_per_prompt_chunk if is_contended else config.max_num_batched_tokens
-        return _OpenStep(now=now, budget=config.max_num_batched_tokens, long_from=share, long_share=share)
+        long_from = long_share = config.max_tokens_per_prompt_chunk if is_contended else budget
+        if config.min_prompt_tokens_per_step and is_contended:
+            prompt_budget = self._prompt_budget_beside_streams()
+            if prompt_budget < budget:
+                long_from = min(long_from, max(1, prompt_budget // 2))
+                left_for_short = min(prompt_budget // 2, self._num_tokens_of_short(long_from))
+                long_share = min(long_share, prompt_budget - left_for_short)
+        return _OpenStep(now=now, budget=budget, prompt_budget=prompt_budget, long_from=long_from, long_share=long_share)
 
     def _admit_loaded_kv(self, step: _OpenStep) -> None:
         """Those whose KV has come since the last step run now, and catch up as all do. Their places were kept for them."""
@@ -190,8 +206,8 @@ class Scheduler:
         self._loaded.clear()
 
     def _continue_running(self, step: _OpenStep) -> None:
-        """Lets the running catch up, first come first; each leaves at least one token for every one behind it. Only long
-        ones whose share is used up wait for the next step."""
+        """Lets the running catch up, first come first; each leaves at least one token for every one behind it. Only those
+        wait for the next step whose share, that of long ones or that of all prompts, is used up."""
         running, grow_as_fits = self.running, self.kv.grow_as_fits
         index = 0
         while index < len(running):  # preemption shortens the list behind the index
@@ -214,7 +230,7 @@ class Scheduler:
         """Starts waiting sequences in order. One that cannot start does not stop those behind it, but if it waits for
         blocks at the head, only `max_bypasses` of them may pass it."""
         num_slots = self.config.max_num_seqs - len(self.running) - len(self.loading)
-        if step.has_preempted or not self.waiting or num_slots <= 0 or step.budget <= 0:
+        if step.has_preempted or not self.waiting or num_slots <= 0 or step.is_full:
             return
         num_reserved = self._num_blocks_promised()
         admitted: list[SequenceState] = []
@@ -228,7 +244,7 @@ class Scheduler:
                 admitted.append(sequence)
                 start = self._start if verdict is _Verdict.ADMIT else self._start_loading
                 num_reserved += start(step, sequence, beginning)
-                if step.budget <= 0 or len(admitted) == num_slots:
+                if step.is_full or len(admitted) == num_slots:
                     break
             else:
                 num_skipped += 1
@@ -268,11 +284,30 @@ class Scheduler:
     @staticmethod
     def _num_allowed(step: _OpenStep, num_wanted: int, num_left: int) -> int:
         """How many of the tokens that a sequence wants it may have now."""
-        return min(num_wanted, num_left) if num_wanted <= step.long_from else min(step.long_share, num_left)
+        if num_wanted == 1:
+            return min(1, num_left)
+        num_left = min(num_left, step.prompt_budget)
+        return min(num_wanted, num_left if num_wanted <= step.long_from else min(step.long_share, num_left))
+
+    def _prompt_budget_beside_streams(self) -> int:
+        """Every stream waits for the step to end: the more there are, the fewer tokens of prompts they wait for, but never
+        so few that prompts starve."""
+        num_streams = sum(sequence.num_computed_tokens >= sequence.num_prompt_tokens for sequence in self.running)
+        budget = self.config.max_num_batched_tokens
+        return max(budget // num_streams, self.config.min_prompt_tokens_per_step) if num_streams else budget
+
+    def _num_tokens_of_short(self, long_from: int) -> int:
+        """What those want that want more than one token and are not long; of the waiting, what they want if no cache has
+        their beginnings."""
+        wanted = [sequence.num_wanted_tokens for sequence in self.running]
+        wanted += [sequence.num_tokens for sequence in islice(self.waiting, _MAX_SKIPS_PER_STEP)]
+        return sum(num_tokens for num_tokens in wanted if 1 < num_tokens <= long_from)
 
     def _schedule(self, step: _OpenStep, sequence: SequenceState, num_wanted: int, num_tokens: int, growth: Growth) -> None:
         samples = num_tokens == num_wanted
         offset, block_ids = growth.block_offset, growth.block_ids
+        if num_wanted > 1:
+            step.prompt_budget -= num_tokens
         if num_wanted > step.long_from:
             step.long_share -= num_tokens
         if not sequence.is_on_workers:
@@ -309,7 +344,7 @@ class Scheduler:
             # A block that is copied from may be free already, and a transfer does not wait for the step that reads it.
             return _Verdict.COPIES_PENDING, beginning
         if not does_load and self._num_allowed(step, sequence.num_tokens - beginning.num_tokens, step.budget) == 0:
-            return _Verdict.LONG_SHARE_USED_UP, beginning
+            return _Verdict.SHARE_USED_UP, beginning
         num_needed = self.kv.num_blocks_to_begin(sequence, beginning)
         if num_needed + num_reserved > self.kv.pool.num_available:
             return _Verdict.NO_BLOCKS, beginning
