@@ -14,7 +14,9 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_TARGET = Path("src/headrace/engine/ops/native")
+_PACKAGE = Path("src/headrace")
+_TARGETS = {"_kernels": _PACKAGE / "engine" / "ops" / "native", "_hash_chain": _PACKAGE / "engine" / "mind"}
+"""Each extension, and where it belongs."""
 
 
 class NativeKernels(BuildHookInterface[Any]):
@@ -25,8 +27,9 @@ class NativeKernels(BuildHookInterface[Any]):
         if wanted not in ("auto", "require", "off"):
             raise SystemExit(f"HEADRACE_NATIVE is auto, require or off, not {wanted!r}")
         root = Path(self.root)
-        for old in (root / _TARGET).glob("_kernels.*.so"):
-            old.unlink()  # what an earlier build left may not fit the sources
+        for name, folder in _TARGETS.items():
+            for old in (root / folder).glob(f"{name}.*.so"):
+                old.unlink()  # what an earlier build left may not fit the sources
         if wanted == "off":
             return
         try:
@@ -39,14 +42,16 @@ class NativeKernels(BuildHookInterface[Any]):
                 f"the native kernels were not built, so only torch can compute (headrace[torch]): {error}\n{output[-2000:]}"
             )
             return
-        shutil.copy2(built, root / _TARGET / built.name)
-        build_data["artifacts"].append(f"/{_TARGET}/{built.name}")
+        for name, folder in _TARGETS.items():
+            (extension,) = built.glob(f"{name}.*.so")
+            shutil.copy2(extension, root / folder / extension.name)
+            build_data["artifacts"].append(f"/{folder}/{extension.name}")
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
 
 def _compile(root: Path) -> Path:
-    """The extension, in a folder that is kept so that the next build compiles only what changed."""
+    """The folder of the extensions, which is kept so that the next build compiles only what changed."""
     import nanobind
 
     tag = f"{sys.implementation.cache_tag}-{sys.platform}"
@@ -62,8 +67,7 @@ def _compile(root: Path) -> Path:
         shutil.rmtree(folder)  # made with another environment's, as isolated builds do each time
     _run(["cmake", "-S", str(root / "native"), "-B", str(folder), *generator, *definitions])
     _run(["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1)])
-    (built,) = folder.glob("_kernels.*.so")
-    return built
+    return folder
 
 
 def _run(command: list[str]) -> None:

@@ -1,7 +1,8 @@
 """What full blocks of tokens are called: hashes of content, chained through everything before them.
 
 BLAKE2b, 128 bits, of a block's tokens and then of its parent's hash, so that what is common to blocks of equal tokens is
-computed once: equal in every process, whatever its hash seed. Knows tokens; does not know blocks of memory.
+computed once: equal in every process, whatever its hash seed. Where `native/hash_chain.cpp` was compiled it makes the same
+hashes, all of a prompt in one call. Knows tokens; does not know blocks of memory.
 """
 
 import hashlib
@@ -10,6 +11,11 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from headrace.base.ids import BlockHash
+
+try:
+    from headrace.engine.mind import _hash_chain as compiled
+except ImportError:  # a machine without a compiler
+    compiled = None  # type: ignore[assignment]
 
 DIGEST_BYTES = 16
 TOKEN_BYTES = 4
@@ -36,6 +42,8 @@ class ContentHasher:
 def chain_of(parent: BlockHash, tokens: bytes, block_size: int) -> list[BlockHash]:
     """The hashes of the full blocks of `tokens`, `TOKEN_BYTES` each in this machine's order, that follow `parent`."""
     size, new_hash = block_size * TOKEN_BYTES, _new_hash
+    if compiled is not None:
+        return cast("list[BlockHash]", compiled.chain_of(parent, tokens, size))
     hashes: list[bytes] = []
     before: bytes = parent
     for start in range(0, len(tokens) - size + 1, size):
@@ -52,6 +60,8 @@ def chain_of_equals(parent: BlockHash, tokens: bytes, num_blocks: int) -> list[B
     >>> chain_of_equals(BlockHash(b"parent"), b"1234" * 2, 3) == chain_of(BlockHash(b"parent"), b"1234" * 6, 2)
     True
     """
+    if compiled is not None:
+        return cast("list[BlockHash]", compiled.chain_of_equals(parent, tokens, num_blocks))
     of_tokens = _new_hash()
     of_tokens.update(tokens)
     of_tokens_too = of_tokens.copy
