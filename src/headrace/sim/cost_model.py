@@ -97,6 +97,10 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
     @property
+    def num_layers(self) -> int:
+        return (self.shape or known_shape(self.model)).num_layers
+
+    @property
     def deviation(self) -> Deviation | None:
         """What deployments like it showed beside the kernels; None where none was measured, or where `tuning` is given."""
         if self.tuning is not None:

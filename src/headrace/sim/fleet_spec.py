@@ -24,6 +24,7 @@ from headrace.specs.device import device
 
 _BYTES_PER_TOKEN = 131_072
 """32 layers of 8 heads of 128, keys and values, in BF16."""
+_NUM_LAYERS = 32
 _GIGABITS_PER_S = 400.0
 _MOST_REPLICAS = 100_000
 _MOST_BLOCKS = 500_000_000
@@ -62,6 +63,17 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return Nanos(nanos(self.process_s + self.weight_bytes / self.weight_bytes_per_s + self.warm_up_s))
 
 
+class TransferOverlap(StrEnum):
+    """How much of a prompt's KV goes to whoever answers while the prompt is still being computed."""
+
+    NONE = "none"
+    """Nothing: it is fetched when all of it is there."""
+    CHUNKS = "chunks"
+    """Each chunk of the prompt, when its step has ended."""
+    LAYERS = "layers"
+    """Each layer of each chunk, when it is computed; the layers of a step take equal times."""
+
+
 class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How KV comes to a replica and leaves it, where one replica computes prompts for another. 0 stands for what `gpu` says
     of its model, KV dtype, layout and network cards; without `gpu`, for an 8B model in BF16 and 400 Gb/s."""
@@ -71,7 +83,12 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gigabits_per_s: float = 0.0
     """Of those links together, each way. Transfers that would use them at the same time wait for one another."""
     setup_us: float = 500.0
-    """Before the first byte of each transfer."""
+    """Before the first byte of each transfer; once for a prompt, in however many pieces it goes."""
+    overlap: TransferOverlap = TransferOverlap.NONE
+    """Of a pool that computes prompts for others: none, chunks or layers. What goes ahead lies in buffers of the machine
+    that answers: it takes no blocks there before the answer's turn."""
+    num_layers: int = 0
+    """That have KV, for `layers`; 0: those that `gpu` says of its model, or 32."""
     timeout_s: float = 10.0
     """A transfer that has not come by then has failed."""
     lease_s: float = 60.0
@@ -82,6 +99,8 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.bytes_per_token < 0 or self.gigabits_per_s < 0 or self.setup_us < 0:
             raise ConfigurationError("transfer: bytes_per_token, gigabits_per_s and setup_us must not be negative")
+        if self.num_layers < 0:
+            raise ConfigurationError(f"transfer: num_layers must not be negative, not {self.num_layers}")
         if not 0 < self.timeout_s <= self.lease_s:
             raise ConfigurationError(
                 f"transfer: timeout_s must be above 0 and at most lease_s ({self.lease_s:g}), not {self.timeout_s:g}: "
@@ -126,6 +145,11 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigurationError(f"a pool's steps have one cost, not {' and '.join(given)}: leave out all but one")
         if self.engine is not None and self.front_end != NO_FRONT_END:
             raise ConfigurationError("a pool's front_end stands in the file of its engine: leave it out here")
+        if self.role is EndpointRole.DECODE and self.transfer.overlap is not TransferOverlap.NONE:
+            raise ConfigurationError(
+                'transfer: overlap is of a pool that computes prompts for others (role "prefill" or "both"), and this one '
+                'has role "decode": state it there'
+            )
 
     @property
     def replica(self) -> EngineModel:
@@ -154,6 +178,15 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         else:
             bytes_per_s = device(self.gpu.device).scale_out_bandwidth * self._num_links
         return self.kv_bytes_per_token / bytes_per_s * 1e9
+
+    @property
+    def num_kv_pieces(self) -> int:
+        """In how many a step's KV leaves, one after another."""
+        if self.transfer.overlap is not TransferOverlap.LAYERS:
+            return 1
+        if self.transfer.num_layers:
+            return self.transfer.num_layers
+        return _NUM_LAYERS if self.gpu is None else self.gpu.num_layers
 
     @property
     def num_kv_lanes(self) -> int:
@@ -334,6 +367,13 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigurationError(f"a fault hits {fault.replica!r}, and there is no such replica: there are {names}")
         if self.is_disaggregated:
             self._check_roles()
+        else:
+            for name, pool in self.pools.items():
+                if pool.transfer != TransferSpec():
+                    raise ConfigurationError(
+                        f"[pools.{name}.transfer] says how KV is handed over, and nobody hands any over: give pools role = "
+                        '"prefill" and role = "decode", or leave the table out'
+                    )
 
     @property
     def is_disaggregated(self) -> bool:

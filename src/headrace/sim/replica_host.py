@@ -27,6 +27,7 @@ from headrace.engine.mind.update import FinishReason, RequestUpdate, SequenceTim
 from headrace.protocol.load_report import LoadReport
 from headrace.router.mind.disaggregation import Leg
 from headrace.router.mind.generation_fence import DispatchGate
+from headrace.router.mind.router_core import Destination
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import SimExecutor, Worker
 from headrace.sim.fleet_spec import PoolSpec
@@ -281,6 +282,7 @@ class ReplicaHost(Observer):
         self._replica.catch_up()
         for engine_request_id in list(self._generations):
             del self._generations[engine_request_id]
+            self._stop_sending(engine_request_id)
             self._replica.abort(engine_request_id)
         self._gate = DispatchGate(epoch)
 
@@ -290,7 +292,13 @@ class ReplicaHost(Observer):
             self.join()
 
     def dispatch(
-        self, epoch: int, request: Request, generation: int, leg: Leg = Leg.WHOLE, source: KVSource | None = None
+        self,
+        epoch: int,
+        request: Request,
+        generation: int,
+        leg: Leg = Leg.WHOLE,
+        source: KVSource | None = None,
+        destination: Destination | None = None,
     ) -> None:
         """A request for it; if it has no process that could take it, the connection breaks."""
         if self._replica is None or self._gate is None:
@@ -315,6 +323,10 @@ class ReplicaHost(Observer):
             keeps_kv=leg is Leg.PREFILL,
             kv_source=source,
         )
+        if destination is not None and self._connector is not None:
+            self._connector.open_stream(
+                engine_request_id, destination.endpoint, destination.num_cached_tokens, len(request.prompt_token_ids)
+            )
         if self._front_end is None:
             self._replica.receive(asked)
             return
@@ -333,6 +345,7 @@ class ReplicaHost(Observer):
         self._gate.cancel(request_id, generation)
         engine_request_id = _engine_request_id(request_id, generation)
         self._replica.catch_up()
+        self._stop_sending(engine_request_id)
         if self._generations.pop(engine_request_id, None) is not None:
             self._replica.abort(engine_request_id)
         elif self._connector is not None:  # it may have ended, and left its KV for nobody
@@ -358,6 +371,10 @@ class ReplicaHost(Observer):
 
     def planned(self, now: Nanos, plan: StepPlan) -> None:
         self._around.watch.planned(self.name, plan)
+
+    def submitted(self, plan: StepPlan, begins: Nanos, ends: Nanos) -> None:
+        if self._connector is not None and self._connector.has_streams:
+            self._connector.computes(plan, begins, ends)
 
     def updated(self, now: Nanos, updates: list[RequestUpdate]) -> None:
         for update in updates:
@@ -396,6 +413,7 @@ class ReplicaHost(Observer):
     def refused(self, now: Nanos, request: Request, error: Exception) -> None:
         """Where there is no room, another may have some; what nobody can do as asked ends, and its client is told."""
         generation = self._generations.pop(request.request_id)
+        self._stop_sending(request.request_id)
         if isinstance(error, OverloadedError):
             self._refuse(*generation.name)
             return
@@ -439,7 +457,13 @@ class ReplicaHost(Observer):
             source = self._connector.source_of(engine_request_id)
             self._send(generation, partial(self._router.prefilled, *generation.name, source, finish), at=at)
         else:
+            self._stop_sending(engine_request_id)
             self._refuse(*generation.name)
+
+    def _stop_sending(self, engine_request_id: RequestId) -> None:
+        """Nobody will answer with what it computes there."""
+        if self._connector is not None:
+            self._connector.end_stream(engine_request_id)
 
     def _send(self, generation: Generation, deliver: Callable[[], None], *, at: Nanos) -> None:
         """On the connection that the request came by; if nothing passes, it breaks, and both ends know. What the front end
