@@ -1,7 +1,7 @@
 """KVExchange: how KV goes from replica to replica in rehearsal: connectors on both sides, and the links between them.
 
-Who needs KV fetches it: a message to its source, a transfer over the links of both, a word that it has come. Where a source's
-pool says so, chunks or layers go to whoever will answer as soon as they are computed; then only what is missing is
+Who needs KV fetches it: a message to its source, a transfer over the links of both, a word that it has come. Where a
+source's pool says so, chunks or layers go to whoever will answer as soon as they are computed; then only what is missing is
 fetched. Transfers that would use the same links at once wait for one another. A message may be lost, either side may die,
 a line may be cut: then the transfer fails, at the latest after its time limit, and the lease of what nobody fetched ends by
 itself.
