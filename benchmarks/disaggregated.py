@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.gpu_fits.handover import Handover, fit_handover
+from benchmarks.gpu_fits.deployments_file import SHIPPED
+from benchmarks.gpu_fits.handover import TERMS, Handover, fit_handover
 from benchmarks.gpu_fits.points import DisaggregatedPoint, Point, read_disaggregated
 from benchmarks.gpu_fits.recipes import Recipe
 from benchmarks.gpu_fits.replay import kv_capacity, lengths
@@ -227,6 +228,15 @@ def _columns(done: Sequence[Rehearsed]) -> tuple[list[str], Any, Any, Any]:
     )
 
 
+def ship(found: Handover, backends: Sequence[str]) -> None:
+    """What fleets on a named backend are rehearsed with where nothing is stated."""
+    document = json.loads(SHIPPED.read_text())
+    document["handover"] = {
+        name: dict(zip(TERMS, (float(f"{v:.3g}") for v in found.of(name)), strict=True)) for name in backends
+    }
+    SHIPPED.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
@@ -264,6 +274,7 @@ def main() -> None:
             result.notes.append(f"{name}: {a:.0f} ms and {k:.1f} tokens before a first chunk, {s:.2f} of what is rehearsed")
     result.notes += [f"left out: {count} rows, {reason}" for reason, count in left_out.most_common()]
     result.save()
+    ship(found, [name for name in groups if name != "all"])
 
 
 if __name__ == "__main__":

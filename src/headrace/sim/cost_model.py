@@ -17,7 +17,14 @@ from headrace.base.errors import ConfigurationError, nearest
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.step import StepPlan
 from headrace.sim.cost.curves import curves_of, was_measured
-from headrace.sim.cost.deployments import Deviation, deviation_of, front_end_of, half_width_90, measured_models
+from headrace.sim.cost.deployments import (
+    Deviation,
+    deviation_of,
+    front_end_after_handover,
+    front_end_of,
+    half_width_90,
+    measured_models,
+)
 from headrace.sim.cost.fitted_steps import FittedSteps
 from headrace.sim.cost.gpu import GpuStepModel, Precision, Tuning
 from headrace.sim.cost.shape import ModelShape, shape_from_config
@@ -126,6 +133,13 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not self.backend or self.tuning is not None:
             return NO_FRONT_END
         return front_end_of(self.backend, device(self.device).architecture) or NO_FRONT_END
+
+    @property
+    def front_end_after_handover(self) -> FrontEndCost:
+        """The same, where it answers prompts that others have computed."""
+        if not self.backend or self.tuning is not None:
+            return NO_FRONT_END
+        return front_end_after_handover(self.backend) or NO_FRONT_END
 
     @property
     def half_width_90(self) -> float:

@@ -121,7 +121,9 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu: GpuDeployment | None = None
     """What one replica runs on, and as what: steps then take what published kernel measurements say, in place of `cost`."""
     front_end: FrontEndCost = NO_FRONT_END
-    """What stands before its mind; where nothing is stated, what deployments of `gpu.backend` showed, if one is named."""
+    """What stands before its mind; where nothing is stated, what deployments of `gpu.backend` showed, if one is named. Of a
+    disaggregated fleet they showed it as a whole: it stands before the pools of role decode, and nothing before those of
+    role prefill."""
     engine: EngineModel | None = None
     """An engine that was measured, in place of `cost` and `gpu`: what its steps took and what stands before it. In a fleet
     file, the name of what `headrace calibrate` wrote; keys of `scheduler` go before those that are there."""
@@ -158,6 +160,13 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return msgspec.structs.replace(self.engine, scheduler=self.scheduler)
         cost = {} if self.gpu is not None else msgspec.structs.asdict(self.cost)
         return EngineModel(scheduler=self.scheduler, cost=cost, gpu=self.gpu, front_end=self.front_end)
+
+    @property
+    def entrance(self) -> FrontEndCost:
+        """What stands before each of its replicas, stated or not."""
+        if self.role is EndpointRole.BOTH or self.gpu is None or self.front_end != NO_FRONT_END:
+            return self.replica.entrance
+        return NO_FRONT_END if self.role is EndpointRole.PREFILL else self.gpu.front_end_after_handover
 
     @property
     def kv_bytes_per_token(self) -> float:

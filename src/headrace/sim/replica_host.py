@@ -57,6 +57,8 @@ class Generation:
     first_token: int = 0
     last_token: int = 0
     """When those were there, if any was."""
+    first_chunk_wait: int = 0
+    """So long the first token waited for the others of its chunk."""
     num_tokens: int = 0
     """Computed so far; those of the first chunk are seen together."""
     first_chunk_tokens: int = 1
@@ -71,6 +73,8 @@ class Generation:
 
     def note_token(self, now: int) -> None:
         self.num_tokens += 1
+        if self.num_tokens == 1:
+            self.first_token = now
         if self.num_tokens > self.first_chunk_tokens:
             self.gaps.append(now - self.last_token)
         elif self.num_tokens == self.first_chunk_tokens:
@@ -83,6 +87,7 @@ class Generation:
             self._send_first_chunk(self.last_token)
 
     def _send_first_chunk(self, now: int) -> None:
+        self.first_chunk_wait = now - self.first_token
         self.first_token = now
         self.gaps.extend([0] * (self.num_tokens - 1))
 
@@ -116,6 +121,8 @@ class Finish:
     error: str = ""
     is_refused: bool = False
     """What was asked is wrong, by `error`: nobody else would take it either."""
+    first_chunk_wait: int = 0
+    """So long its first token waited for the others of its chunk, in nanoseconds."""
     prefill: "Finish | None" = None
     """The end of the leg before, where another replica computed the prompt."""
 
@@ -258,7 +265,7 @@ class ReplicaHost(Observer):
         )
         if self._connector is not None:
             self._connector.replica = self._replica
-        front_end = FrontEnd(self.spec.replica.entrance)
+        front_end = FrontEnd(self.spec.entrance)
         self._front_end = front_end if front_end.has_cost else None
         self.join()
 
@@ -447,6 +454,7 @@ class ReplicaHost(Observer):
             num_cached_tokens=update.num_cached_tokens,
             times=update.times,
             error=update.error,
+            first_chunk_wait=generation.first_chunk_wait,
         )
         if generation.leg is Leg.DECODE and finish.reason is FinishReason.ERROR and not finish.num_tokens:
             self._refuse(*generation.name)  # its KV did not come: the router knows where it can be computed
