@@ -17,7 +17,7 @@ from rich.table import Table
 from headrace.base.errors import ConfigurationError
 from headrace.cli.garbage import collector_at_rest
 from headrace.cli.output_files import output_file, write_output
-from headrace.cli.parser import at_least_one
+from headrace.cli.parser import at_least_one, one_of
 from headrace.cli.report_view import report_console
 from headrace.cli.workload_files import read_workload_to_do
 from headrace.measure.report.goodput import parse_objectives
@@ -77,8 +77,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--one-device", action="store_true", help="compute prompts on the same devices as answers (default: on any)"
     )
     parser.add_argument(
-        "--kv-overlap", choices=list(TransferOverlap), default=TransferOverlap.NONE, type=TransferOverlap,
-        help="what of a prompt's KV goes to whoever answers before all of the prompt is computed (default none)",
+        "--kv-overlap", default=TransferOverlap.NONE, type=one_of(TransferOverlap), metavar="HOW",
+        help="what of a prompt's KV goes to whoever answers before all of the prompt is computed: none, chunks (when "
+        "each is computed) or layers (default none)",
     )  # fmt: skip
     parser.add_argument(
         "--backend", choices=("vllm", "sglang", "trtllm"), default="",
@@ -86,7 +87,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "first token (default: kernels alone)",
     )  # fmt: skip
     parser.add_argument(
-        "--expert-layouts", nargs="+", choices=list(ExpertLayout), default=list(ExpertLayout), type=ExpertLayout,
+        "--expert-layouts", nargs="+", default=list(ExpertLayout), type=one_of(ExpertLayout), metavar="LAYOUT",
         help="of a model with experts: tensor: each GPU of a replica has a part of every expert; expert: each has "
         "whole ones; attention-dp: and computes attention for sequences of its own, where KV cannot be split over all GPUs "
         "(default all)",
@@ -189,10 +190,12 @@ def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -
         console.print(f"[dim]left out: {names}: {why}[/]")
     best = found.best
     if best is None:
+        if not found.candidates:
+            console.print("[red]nothing could be rehearsed[/]: what was left out says why")
+            return
         console.print("[red]no fleet in this space keeps it[/]: allow more replicas, other devices, or promise less")
-        nearest = max(found.candidates, key=lambda one: one.kept_share, default=None)
-        if nearest is not None:
-            console.print(f"nearest: {nearest.setup.name}: {nearest.kept_share:.1%} kept")
+        nearest = max(found.candidates, key=lambda one: one.kept_share)
+        console.print(f"nearest: {nearest.setup.name}: {nearest.kept_share:.1%} kept")
         return
     console.print(f"[bold]{best.setup.name}: ${best.price:,.2f} an hour[/]")
     _show_what_binds(console, found, best)

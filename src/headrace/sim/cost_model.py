@@ -23,6 +23,7 @@ from headrace.sim.cost.deployments import (
     front_end_after_handover,
     front_end_of,
     half_width_90,
+    measured_backends,
     measured_models,
 )
 from headrace.sim.cost.fitted_steps import FittedSteps
@@ -88,6 +89,12 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not self.model and self.shape is None:
             raise ConfigurationError(f"gpu needs a model (known: {', '.join(_known_configs())}), or a shape")
+        backends = measured_backends()
+        if self.backend and self.backend not in backends:
+            raise ConfigurationError(
+                f"no backend is called {self.backend!r}{nearest(self.backend, backends)} (known: {', '.join(backends)}; "
+                "leave it out for the kernels alone)"
+            )
 
     def step_model(self) -> GpuStepModel:
         """Raises ConfigurationError where a name is not known or a curve was not measured."""

@@ -55,8 +55,11 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Whether the replicas serve when the run begins; if not, they start then. A restart always takes its time."""
 
     def __post_init__(self) -> None:
-        if self.process_s < 0 or self.warm_up_s < 0 or self.weight_bytes < 0 or not self.weight_bytes_per_s > 0:
-            raise ConfigurationError("start: times and weight_bytes must not be negative, weight_bytes_per_s above 0")
+        for name in ("process_s", "warm_up_s", "weight_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"start: {name} must not be negative, not {getattr(self, name):g}")
+        if not self.weight_bytes_per_s > 0:
+            raise ConfigurationError(f"start: weight_bytes_per_s must be above 0, not {self.weight_bytes_per_s:g}")
 
     @property
     def duration_ns(self) -> Nanos:
@@ -232,6 +235,11 @@ class RouterSpec(RoutingConfig, frozen=True, kw_only=True, forbid_unknown_fields
                 f"report_interval_s must be above 0 and below report_timeout_s ({self.report_timeout_s:g}), not "
                 f"{self.report_interval_s:g}"
             )
+        if self.disaggregation.policy:
+            try:
+                RoutingConfig(policy=self.disaggregation.policy)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"disaggregation: {error}") from None
         if self.max_attempts < 1:
             raise ConfigurationError(f"max_attempts must be at least 1, not {self.max_attempts}")
         if not self.queue_timeout_s > 0:

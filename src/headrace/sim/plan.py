@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import resources
+from typing import Any
 
 import msgspec
 
@@ -274,16 +275,18 @@ def known_prices() -> dict[str, float]:
 def read_prices(content: bytes) -> dict[str, float]:
     """Raises ConfigurationError where it is no table of prices by device."""
     try:
-        prices = msgspec.toml.decode(content, type=dict[str, float])
+        prices = msgspec.toml.decode(content, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"it is no table of prices, such as h100_sxm = 6.88: {error}") from None
     if not prices:
         raise ConfigurationError("it has no prices: give one a line, such as h100_sxm = 6.88")
     for name, price in prices.items():
+        if isinstance(price, dict):
+            raise ConfigurationError(f"prices stand at the top, such as h100_sxm = 6.88, not in a table [{name}]")
         device(name)
-        if not price > 0:
-            raise ConfigurationError(f"the price of {name} must be above 0, not {price:g}")
-    return prices
+        if not isinstance(price, (int, float)) or isinstance(price, bool) or not 0 < price < math.inf:
+            raise ConfigurationError(f"the price of {name} must be dollars an hour, above 0, not {price!r}")
+    return {name: float(price) for name, price in prices.items()}
 
 
 def longest(workload: Workload) -> int:
@@ -312,6 +315,7 @@ def shapes(
             continue
         for size in space.tensor_parallel_sizes:
             if size > devices()[name].scale_up_size:
+                left_out[f"{name} x{size}"] = f"more GPUs than its {devices()[name].scale_up_size} that are joined directly"
                 continue
             for expert_layout in _expert_layouts(deployment, space, size):
                 gpu = _laid_out(deployment, name, size, expert_layout)
@@ -469,6 +473,8 @@ class _Search:
             name = f"{one.prefill.layout} prefill with {one.shape.layout} decode"
             if one.price >= self.best_price:
                 self.left_out[name] = "what the workload takes at least of them costs more than the best fleet"
+            elif self._space.max_replicas < 2:
+                self.left_out[name] = "it takes a replica for each, and more than 1 is not allowed (--max-replicas)"
             elif index >= self._space.max_pairs:
                 self.left_out[name] = f"by closed numbers {self._space.max_pairs} other pairs are cheaper"
             else:

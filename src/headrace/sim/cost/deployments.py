@@ -105,5 +105,10 @@ def half_width_90(*, has_measured_model: bool, has_measured_device: bool) -> flo
 
 
 @cache
+def measured_backends() -> tuple[str, ...]:
+    return tuple(sorted({name.split("|")[0] for name in _document().first_token}))
+
+
+@cache
 def measured_models() -> frozenset[str]:
     return frozenset(name.split("|")[0] for name in _document().deployments)
