@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.gpu_fits.deployments_file import SHIPPED
 from benchmarks.gpu_fits.deviations import Deviations, learn
 from benchmarks.gpu_fits.first_token import TERMS, FirstToken, fit_first_token, quantities
 from benchmarks.gpu_fits.points import Point, read_decode_workers, read_points
@@ -28,7 +29,6 @@ from benchmarks.harness import RESULTS, Figure, Result, Target
 from headrace.specs.device import device
 
 Array = np.ndarray[Any, Any]
-SHIPPED = Path(__file__).parents[1] / "src" / "headrace" / "sim" / "cost" / "gpu_deployments.json"
 PAGE = Path(__file__).parents[1] / "docs" / "cost-model.md"
 TPOT_CLIP, TTFT_CLIP = 0.3, 0.8
 """Residuals beyond count as if they were that: a run whose flags nobody knows must not speak for its neighbours."""
@@ -295,10 +295,12 @@ def ship(data: Data, learned: Learned, quantiles: dict[str, float]) -> None:
     document = {
         "source": "serving points of ai-dynamo/aiconfigurator at 095f58a (Apache-2.0), learned by benchmarks/cost_model.py",
         "meaning": "level and slope of the logarithm of time over the model's, at 30 users and for each decade of them; "
-        "first_token is what public benchmark runs showed before a first token",
+        "first_token is what public benchmark runs showed before a first token; handover is what fleets showed that "
+        "answer prompts which others have computed",
         "half_widths_90": {name: round(value, 4) for name, value in quantiles.items()},
         "deployments": cells,
         "first_token": first,
+        "handover": json.loads(SHIPPED.read_text())["handover"],  # by benchmarks/disaggregated.py
     }
     SHIPPED.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -8,8 +8,8 @@ DATA is aiconfigurator's folder with systems/silicon_sample.csv.
 Needs scipy. Few of the public points say how many workers there were, of which layout. Each of those is rehearsed with
 the benchmark's own client: closed loops, lengths from 0.8 to 1 of the nominal ones, ten requests a user. Of those ten
 rounds as many are rehearsed as a point's share of the time allows, and the last stands for those after it; alike slices
-of a large fleet are rehearsed as one. With attention-DP each rank is a replica of its own here, and its steps take what
-they do when all ranks have as much. Steps take what kernels took, links what network cards can do; what a front end and
+of a large fleet are rehearsed as one. With attention-DP a worker is one engine whose sequences
+are spread evenly over its ranks. Steps take what kernels took, links what network cards can do; what a front end and
 a stream's first chunk add is fitted by backend, without the run that is predicted. Part of the points speculate without
 saying so (`docs/cost-model.md`), which shows as predictions that are too slow; they stay in.
 """
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.gpu_fits.handover import Handover, fit_handover
+from benchmarks.gpu_fits.deployments_file import SHIPPED
+from benchmarks.gpu_fits.handover import TERMS, Handover, fit_handover
 from benchmarks.gpu_fits.points import DisaggregatedPoint, Point, read_disaggregated
 from benchmarks.gpu_fits.recipes import Recipe
 from benchmarks.gpu_fits.replay import kv_capacity, lengths
@@ -71,35 +72,35 @@ class Slice:
 
     num_prefill: int
     num_decode: int
-    """Ranks, not workers."""
+    """Workers."""
     num_users: int
     num_waves: int
 
 
 def slice_of(point: DisaggregatedPoint, most_tokens: int) -> Slice:
-    prefill = point.num_prefill * point.prefill.parallel.data_parallel_size
-    decode = point.num_decode * point.decode.parallel.data_parallel_size
+    prefill, decode = point.num_prefill, point.num_decode
     users = point.decode.concurrency
     parts = math.gcd(prefill, decode, users)
     waves = most_tokens // (users // parts * point.decode.osl)
     return Slice(prefill // parts, decode // parts, users // parts, min(_WAVES, max(_FEWEST_WAVES, waves)))
 
 
-def pool(point: Point, num_ranks: int, role: EndpointRole, front_end: FrontEndCost = NO_FRONT_END) -> PoolSpec:
+def pool(point: Point, num_workers: int, role: EndpointRole, front_end: FrontEndCost = NO_FRONT_END) -> PoolSpec:
     model = step_model(point)
     layout = point.parallel
+    ranks = layout.data_parallel_size
     room = max(kv_capacity(point, model, Recipe()), point.isl + point.osl)
     return PoolSpec(
-        num_replicas=num_ranks,
+        num_replicas=num_workers,
         role=role,
         front_end=front_end,
         scheduler=SchedulerConfig(
             max_model_len=math.ceil((point.isl + point.osl) / _BLOCK_SIZE) * _BLOCK_SIZE,
-            num_blocks=min(_MOST_BLOCKS, math.ceil(room / _BLOCK_SIZE) + 1),
+            num_blocks=min(_MOST_BLOCKS, ranks * (math.ceil(room / _BLOCK_SIZE) + 1)),
             block_size=_BLOCK_SIZE,
-            max_num_batched_tokens=_TOKEN_BUDGET,
+            max_num_batched_tokens=ranks * _TOKEN_BUDGET,
             max_tokens_per_prompt_chunk=_TOKEN_BUDGET,
-            max_num_seqs=1024,
+            max_num_seqs=ranks * 1024,
         ),
         gpu=GpuDeployment(
             device=point.device,
@@ -227,6 +228,15 @@ def _columns(done: Sequence[Rehearsed]) -> tuple[list[str], Any, Any, Any]:
     )
 
 
+def ship(found: Handover, backends: Sequence[str]) -> None:
+    """What fleets on a named backend are rehearsed with where nothing is stated."""
+    document = json.loads(SHIPPED.read_text())
+    document["handover"] = {
+        name: dict(zip(TERMS, (float(f"{v:.3g}") for v in found.of(name)), strict=True)) for name in backends
+    }
+    SHIPPED.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
@@ -264,6 +274,7 @@ def main() -> None:
             result.notes.append(f"{name}: {a:.0f} ms and {k:.1f} tokens before a first chunk, {s:.2f} of what is rehearsed")
     result.notes += [f"left out: {count} rows, {reason}" for reason, count in left_out.most_common()]
     result.save()
+    ship(found, [name for name in groups if name != "all"])
 
 
 if __name__ == "__main__":

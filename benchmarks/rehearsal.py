@@ -142,14 +142,25 @@ def speed(steps: Sequence[TimedSteps], engine: EngineModel) -> float:
     return sum(engine.steps.step_us(size) for step in steps for size in step.sizes) / took
 
 
-def drift(work: Path, part: Part, engine: EngineModel) -> Callable[[Nanos], float]:
+class Recorded(NamedTuple):
+    """Of a part's recording, which is read once."""
+
+    arrived: list[Nanos]
+    """Its requests, warm-ups left out."""
+    steps: Sequence[TimedSteps]
+
+
+def recorded(work: Path, part: Part) -> Recorded:
+    recording = list(read_recording(steps_of(work, part)))
+    arrived = [event.now for event in recording if isinstance(event, Added)]
+    return Recorded(arrived[-NUM_REQUESTS[part.load] :], observe(recording, ()).steps)
+
+
+def drift(work: Path, part: Part, engine: EngineModel, taken: Recorded) -> Callable[[Nanos], float]:
     """The machine's speed at a moment of this part, counted from its beginning."""
-    recording = read_recording(steps_of(work, part))
-    arrived = [event.now for event in recording if isinstance(event, Added)][-NUM_REQUESTS[part.load] :]  # warm-ups before
-    began = arrived[0] - nanos(min(request.at_s for request in workload(part, rate(work, part)).requests))
-    steps = observe(read_recording(steps_of(work, part)), ()).steps
+    began = taken.arrived[0] - nanos(min(request.at_s for request in workload(part, rate(work, part)).requests))
     blocks: dict[int, list[TimedSteps]] = {}
-    for step in steps:
+    for step in taken.steps:
         blocks.setdefault((step.ended - began) // BLOCK_NS, []).append(step)
     speeds = {block: speed(found, engine) for block, found in blocks.items() if is_telling(found)}
     return lambda now: speeds[min(speeds, key=lambda block: abs(block - now // BLOCK_NS))]
@@ -224,14 +235,18 @@ def compare(work: Path) -> None:
     for name in NUM_REQUESTS:
         parts = [part for part in PARTS if part.load == name]
         near = [(speeds[part.number - 1] + speeds[part.number]) / 2 for part in parts]
-        own = [speed(observe(read_recording(steps_of(work, part)), ()).steps, engine) for part in parts]
+        taken = [recorded(work, part) for part in parts]
+        own = [speed(one.steps, engine) for one in taken]
         found = figures([measured(work, part) for part in parts])
 
         def rehearsed(speeds: Sequence[float | Callable[[Nanos], float]], parts: Sequence[Part] = parts) -> dict[str, float]:
             runs = [simulate(engine, part, rate(work, part), one) for part, one in zip(parts, speeds, strict=True)]
             return figures(runs)
 
-        predicted, drifting = rehearsed(near), rehearsed([drift(work, part, engine) for part in parts])
+        predicted, drifting = (
+            rehearsed(near),
+            rehearsed([drift(work, part, engine, one) for part, one in zip(parts, taken, strict=True)]),
+        )
         low, high = rehearsed([one * slow for one in near]), rehearsed([one * fast for one in near])
         pairs = ", ".join(f"{one:.3f} ({other:.3f})" for one, other in zip(own, near, strict=True))
         result.notes.append(f"{name}: speed of its own steps (and of the calibrations beside it): {pairs}")

@@ -17,17 +17,21 @@ from headrace.measure.workload.arrivals import arrival_times
 from headrace.measure.workload.lengths import Fixed
 from headrace.measure.workload.prompts import at, random_requests
 from headrace.measure.workload.request import TextPrompt, Workload, WorkloadRequest
+from headrace.sim.cost.gpu import Precision
 from headrace.sim.cost_model import GpuDeployment
+from headrace.sim.fleet_spec import TransferOverlap
 from headrace.sim.plan import (
     ExpertLayout,
     Plan,
     Promise,
+    Setup,
     Space,
     known_prices,
     longest,
     plan,
     read_prices,
     rehearse,
+    shapes,
 )  # fmt: skip
 from headrace.sim.rate_match import Demand, answer_s, prompt_s
 
@@ -227,3 +231,71 @@ def test_a_narrow_screen_breaks_names_of_fleets_and_hides_no_figure(capsys: pyte
     told = capsys.readouterr().out
     assert all(head in told for head in ("GPUs", "$/h", "kept", "tok/s per GPU", "tok/s per user"))
     assert found.best is not None and f"{found.best.price:,.2f}" in told
+
+
+def layouts_of(model: str, size: int = 8, **fields: object) -> tuple[set[str], dict[str, str]]:
+    """What is searched of one size on one device, and what is left out."""
+    space = dataclasses.replace(SPACE, devices=("h200_sxm",), tensor_parallel_sizes=(size,), **fields)  # type: ignore[arg-type]
+    gpu = GpuDeployment(
+        device="h200_sxm", model=model, precision=Precision(gemm="fp8", experts="fp8", latent_projections="bfloat16")
+    )
+    left_out: dict[str, str] = {}
+    found = shapes(gpu, space, {"h200_sxm": 4.0}, max_model_len=4_096, left_out=left_out)
+    return {one.layout for one in found}, left_out
+
+
+def test_attention_dp_is_searched_where_kv_cannot_be_split_over_all_gpus_and_told_where_it_can() -> None:
+    latent, _ = layouts_of("deepseek-r1")
+    assert latent == {"h200_sxm x8", "h200_sxm x8 EP8", "h200_sxm x8 DP8 EP8"}
+    few_heads, _ = layouts_of("qwen3-235b-a22b")
+    assert "h200_sxm x8 DP8 EP8" in few_heads, "four KV heads, eight GPUs"
+    for model, size in (("qwen3-235b-a22b", 4), ("minimax-m2.5", 8)):
+        searched, left_out = layouts_of(model, size)
+        name = f"h200_sxm x{size} DP{size} EP{size}"
+        assert name not in searched
+        assert "would save no KV" in left_out[name] and f"over {size} GPUs" in left_out[name]
+    dense, left_out = layouts_of("llama-3.1-70b")
+    assert dense == {"h200_sxm x8"} and not left_out, "a dense model has one layout"
+
+
+def test_an_engine_with_attention_dp_has_the_limits_of_all_its_ranks_and_more_room_for_kv() -> None:
+    gpu = GpuDeployment(device="h200_sxm", model="deepseek-r1", precision=Precision(gemm="fp8", experts="fp8"))
+    space = dataclasses.replace(SPACE, devices=("h200_sxm",), tensor_parallel_sizes=(8,))
+    found = {one.layout: one for one in shapes(gpu, space, {"h200_sxm": 4.0}, max_model_len=4_096, left_out={})}
+    split, spread = found["h200_sxm x8 EP8"], found["h200_sxm x8 DP8 EP8"]
+    assert spread.scheduler.max_num_batched_tokens == 8 * split.scheduler.max_num_batched_tokens
+    assert spread.scheduler.max_num_seqs == 8 * split.scheduler.max_num_seqs
+    assert spread.scheduler.max_tokens_per_prompt_chunk == split.scheduler.max_tokens_per_prompt_chunk, "one rank's"
+    assert spread.scheduler.num_blocks > 3 * split.scheduler.num_blocks, "each token's KV lies on one GPU"
+    assert spread.gpu.num_gpus == split.gpu.num_gpus == 8
+    assert spread.price == split.price
+
+
+def test_many_short_prompts_go_through_an_engine_with_attention_dp_sooner_and_the_answer_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    requests = random_requests(300, inputs=Fixed(500), outputs=Fixed(200))
+    asked = Workload(name="many", requests=tuple(at(requests, arrival_times(300, rate=200.0))))
+    gpu = GpuDeployment(device="h200_sxm", model="deepseek-r1", precision=Precision(gemm="fp8", experts="fp8"))
+    space = dataclasses.replace(SPACE, devices=("h200_sxm",), tensor_parallel_sizes=(8,))
+    promise = Promise(slo_ms={"ttft": 30_000.0, "tpot": 1_000.0})
+    candidates = [
+        rehearse(asked, Setup(shape=one, num_replicas=1 if one.gpu.data_parallel_size > 1 else 2), promise)
+        for one in shapes(gpu, space, {"h200_sxm": 4.0}, max_model_len=2_048, left_out={})
+    ]
+    spread = next(one for one in candidates if one.has_attention_dp)
+    others = [one for one in candidates if not one.has_attention_dp]
+    assert len(others) == 2
+    assert all(spread.throughput_per_gpu > one.throughput_per_gpu for one in others)
+    _show(Console(width=200), Plan(candidates=tuple(candidates), left_out={}), asked, promise)
+    told = capsys.readouterr().out
+    assert "keep the same KV" in told and "Without attention-DP, the cheapest is 2 x h200_sxm x8" in told
+
+
+def test_prompts_are_handed_over_as_is_asked() -> None:
+    space = dataclasses.replace(SPACE, overlap=TransferOverlap.LAYERS)
+    gpu = GpuDeployment(device="h100_sxm", model="llama-3.1-8b")
+    one = next(shapes(gpu, space, PRICES, max_model_len=4_096, left_out={}))
+    pools = Setup(shape=one, num_replicas=1, prefill=one, num_prefill=1).fleet().pools
+    assert pools["prefill"].transfer.overlap is TransferOverlap.LAYERS
+    assert pools["decode"].transfer.overlap is TransferOverlap.NONE

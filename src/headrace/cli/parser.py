@@ -1,12 +1,14 @@
 """How a command line is read: unknown words are errors, with the nearest right spelling. Knows no command."""
 
 import argparse
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from typing import NoReturn, TypeVar
 
 from headrace.base.errors import nearest
 
 EXIT_USAGE = 2
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,6 +42,21 @@ class _Formatter(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34)
+
+
+def one_of(choices: type[Choice]) -> Callable[[str], Choice]:
+    """The type of an option whose values have names. Raises ArgumentTypeError, for which the option is named."""
+
+    def read(text: str) -> Choice:
+        try:
+            return choices(text)
+        except ValueError:
+            known = [str(one) for one in choices]
+            raise argparse.ArgumentTypeError(
+                f"must be one of {', '.join(known)}, not {text!r}{nearest(text, known)}"
+            ) from None
+
+    return read
 
 
 def at_least_one(text: str) -> int:

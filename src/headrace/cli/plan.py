@@ -17,7 +17,7 @@ from rich.table import Table
 from headrace.base.errors import ConfigurationError
 from headrace.cli.garbage import collector_at_rest
 from headrace.cli.output_files import output_file, write_output
-from headrace.cli.parser import at_least_one
+from headrace.cli.parser import at_least_one, one_of
 from headrace.cli.report_view import report_console
 from headrace.cli.workload_files import read_workload_to_do
 from headrace.measure.report.goodput import parse_objectives
@@ -26,6 +26,7 @@ from headrace.measure.workload.request import Workload
 from headrace.router.mind.profile import POLICIES
 from headrace.sim.cost.gpu import Precision
 from headrace.sim.cost_model import EngineModel, GpuDeployment, known_shape
+from headrace.sim.fleet_spec import TransferOverlap
 from headrace.sim.plan import Candidate, ExpertLayout, Plan, Promise, Space, known_prices, plan, read_prices, rehearse
 from headrace.specs.device import device
 
@@ -53,8 +54,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--devices", nargs="+", metavar="NAME", help="only these (default: all that have a price)")
     parser.add_argument(
-        "--tensor-parallel-sizes", nargs="+", type=at_least_one, default=[1, 2, 4, 8], metavar="N", help="(default 1 2 4 8)"
-    )
+        "--tensor-parallel-sizes", nargs="+", type=at_least_one, default=[1, 2, 4, 8], metavar="N",
+        help="GPUs of a replica (default 1 2 4 8)",
+    )  # fmt: skip
     parser.add_argument(
         "--token-budgets",
         nargs="+",
@@ -75,14 +77,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--one-device", action="store_true", help="compute prompts on the same devices as answers (default: on any)"
     )
     parser.add_argument(
+        "--kv-overlap", default=TransferOverlap.NONE, type=one_of(TransferOverlap), metavar="HOW",
+        help="what of a prompt's KV goes to whoever answers before all of the prompt is computed: none, chunks (when "
+        "each is computed) or layers (default none)",
+    )  # fmt: skip
+    parser.add_argument(
         "--backend", choices=("vllm", "sglang", "trtllm"), default="",
         help="whose measured deployments to resemble: how far their steps are from the kernels, and what stands before a "
         "first token (default: kernels alone)",
     )  # fmt: skip
     parser.add_argument(
-        "--expert-layouts", nargs="+", choices=list(ExpertLayout), default=list(ExpertLayout), type=ExpertLayout,
+        "--expert-layouts", nargs="+", default=list(ExpertLayout), type=one_of(ExpertLayout), metavar="LAYOUT",
         help="of a model with experts: tensor: each GPU of a replica has a part of every expert; expert: each has "
-        "whole ones (default both)",
+        "whole ones; attention-dp: and computes attention for sequences of its own, where KV cannot be split over all GPUs "
+        "(default all)",
     )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
@@ -119,6 +127,7 @@ def run(options: argparse.Namespace) -> int:
         is_aggregated=options.serving != "disaggregated",
         is_disaggregated=options.serving != "aggregated",
         mixes_devices=not options.one_device,
+        overlap=options.kv_overlap,
         expert_layouts=tuple(dict.fromkeys(options.expert_layouts)),
     )
     precision = Precision(gemm=options.dtype, experts=options.dtype, kv=options.kv_cache_dtype)
@@ -181,10 +190,12 @@ def _show(console: Console, found: Plan, workload: Workload, promise: Promise) -
         console.print(f"[dim]left out: {names}: {why}[/]")
     best = found.best
     if best is None:
+        if not found.candidates:
+            console.print("[red]nothing could be rehearsed[/]: what was left out says why")
+            return
         console.print("[red]no fleet in this space keeps it[/]: allow more replicas, other devices, or promise less")
-        nearest = max(found.candidates, key=lambda one: one.kept_share, default=None)
-        if nearest is not None:
-            console.print(f"nearest: {nearest.setup.name}: {nearest.kept_share:.1%} kept")
+        nearest = max(found.candidates, key=lambda one: one.kept_share)
+        console.print(f"nearest: {nearest.setup.name}: {nearest.kept_share:.1%} kept")
         return
     console.print(f"[bold]{best.setup.name}: ${best.price:,.2f} an hour[/]")
     _show_what_binds(console, found, best)
@@ -212,6 +223,16 @@ def _show_what_binds(console: Console, found: Plan, best: Candidate) -> None:
         )
     elif best.num_replicas == 1:
         console.print("One replica keeps it; none would be too few.")
+    if best.has_attention_dp:
+        console.print(
+            "DP: each GPU of a replica computes attention for sequences of its own, since splitting it by heads would have "
+            "GPUs keep the same KV; experts are spread over all of them."
+        )
+    if (other := found.best_by_attention_dp) is not None:
+        kind = "With" if other.has_attention_dp else "Without"
+        console.print(f"{kind} attention-DP, the cheapest is {other.setup.name}: ${other.price:,.2f} an hour.")
+    elif not best.has_attention_dp and any(one.has_attention_dp for one in found.candidates):
+        console.print("No fleet with attention-DP of those rehearsed keeps it for less.")
     if (other := found.best_of_other_kind) is not None:
         kind = "Disaggregated" if other.is_disaggregated else "Aggregated"
         console.print(f"{kind}, the cheapest is {other.setup.name}: ${other.price:,.2f} an hour.")
@@ -251,6 +272,7 @@ def _figures(one: Candidate) -> dict[str, Any]:
     apart = {} if prefill is None else {
         "prefill_device": prefill.gpu.device,
         "prefill_tensor_parallel_size": prefill.gpu.tensor_parallel_size,
+        "prefill_data_parallel_size": prefill.gpu.data_parallel_size,
         "prefill_expert_parallel_size": prefill.gpu.expert_parallel_size,
         "prefill_max_num_batched_tokens": prefill.scheduler.max_num_batched_tokens,
         "num_prefill_replicas": one.setup.num_prefill,
@@ -260,6 +282,7 @@ def _figures(one: Candidate) -> dict[str, Any]:
         **apart,
         "device": one.shape.gpu.device,
         "tensor_parallel_size": one.shape.gpu.tensor_parallel_size,
+        "data_parallel_size": one.shape.gpu.data_parallel_size,
         "expert_parallel_size": one.shape.gpu.expert_parallel_size,
         "max_num_batched_tokens": one.shape.scheduler.max_num_batched_tokens,
         "policy": one.shape.policy,

@@ -117,11 +117,13 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
 
 
 def _show_transfers(console: Console, facts: RunFacts) -> None:
-    count, failed, num_bytes = (
-        facts.server_counters[f"headrace:kv_{name}_total"] for name in ("transfers", "transfer_failures", "transfer_bytes")
+    count, failed, num_bytes, num_ahead = (
+        facts.server_counters[f"headrace:kv_{name}_total"]
+        for name in ("transfers", "transfer_failures", "transfer_bytes", "transfer_bytes_ahead")
     )
     trouble = f"; [yellow]{failed:,.0f} failed[/]" if failed else ""
-    console.print(f"KV handed over: {count:,.0f} prompts, {num_bytes / 1e9:,.1f} GB{trouble}")
+    ahead = f", {num_ahead / num_bytes:.0%} of it while prompts were computed" if num_ahead else ""
+    console.print(f"KV handed over: {count:,.0f} prompts, {num_bytes / 1e9:,.1f} GB{ahead}{trouble}")
 
 
 def _bounds(

@@ -218,7 +218,7 @@ class Clients:
         if finish.num_tokens:
             # Tokens keep the pace at which they were sent; what came out of turn on the way is put in order.
             latest = Nanos(now - (finish.last_token - finish.first_token))
-            first = latest if one.first_token is None else min(one.first_token, latest)
+            first = latest if one.first_token is None else min(Nanos(one.first_token + finish.first_chunk_wait), latest)
         record = RequestRecord(
             request_id=one.asked.request_id,
             intended_ns=one.intended,

@@ -17,11 +17,19 @@ from headrace.base.errors import ConfigurationError, nearest
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.step import StepPlan
 from headrace.sim.cost.curves import curves_of, was_measured
-from headrace.sim.cost.deployments import Deviation, deviation_of, front_end_of, half_width_90, measured_models
+from headrace.sim.cost.deployments import (
+    Deviation,
+    deviation_of,
+    front_end_after_handover,
+    front_end_of,
+    half_width_90,
+    measured_backends,
+    measured_models,
+)
 from headrace.sim.cost.fitted_steps import FittedSteps
 from headrace.sim.cost.gpu import GpuStepModel, Precision, Tuning
 from headrace.sim.cost.shape import ModelShape, shape_from_config
-from headrace.sim.cost.step_size import StepSize, step_size
+from headrace.sim.cost.step_size import StepSize, busiest_rank, rank_context, step_size
 from headrace.sim.front_end import NO_FRONT_END, FrontEndCost
 from headrace.sim.step_cost import LinearStepCost, StepCost
 from headrace.specs.device import device
@@ -68,6 +76,8 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shape: ModelShape | None = None
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
+    """Attention ranks of the engine (attention-DP): its scheduler's limits are those of all of them together, and its
+    sequences are spread over them evenly. They share the experts, so a step ends for all of them at once."""
     pipeline_parallel_size: int = 1
     expert_parallel_size: int = 1
     precision: Precision = Precision()
@@ -79,11 +89,17 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not self.model and self.shape is None:
             raise ConfigurationError(f"gpu needs a model (known: {', '.join(_known_configs())}), or a shape")
+        backends = measured_backends()
+        if self.backend and self.backend not in backends:
+            raise ConfigurationError(
+                f"no backend is called {self.backend!r}{nearest(self.backend, backends)} (known: {', '.join(backends)}; "
+                "leave it out for the kernels alone)"
+            )
 
     def step_model(self) -> GpuStepModel:
         """Raises ConfigurationError where a name is not known or a curve was not measured."""
         return GpuStepModel(
-            shape=self.shape or known_shape(self.model),
+            shape=self.known_shape,
             device=device(self.device),
             curves=curves_of(self.device),
             parallel=ParallelSpec(
@@ -97,11 +113,24 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
     @property
+    def known_shape(self) -> ModelShape:
+        return self.shape or known_shape(self.model)
+
+    @property
+    def num_gpus(self) -> int:
+        """Of one replica."""
+        return self.tensor_parallel_size * self.data_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.known_shape.num_layers
+
+    @property
     def deviation(self) -> Deviation | None:
         """What deployments like it showed beside the kernels; None where none was measured, or where `tuning` is given."""
         if self.tuning is not None:
             return None
-        has_experts = (self.shape or known_shape(self.model)).has_experts
+        has_experts = self.known_shape.has_experts
         dtype = self.precision.experts if has_experts else self.precision.gemm
         return deviation_of(self.model, self.backend, device(self.device).architecture, dtype)
 
@@ -113,6 +142,13 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return front_end_of(self.backend, device(self.device).architecture) or NO_FRONT_END
 
     @property
+    def front_end_after_handover(self) -> FrontEndCost:
+        """The same, where it answers prompts that others have computed."""
+        if not self.backend or self.tuning is not None:
+            return NO_FRONT_END
+        return front_end_after_handover(self.backend) or NO_FRONT_END
+
+    @property
     def half_width_90(self) -> float:
         return half_width_90(
             has_measured_model=self.model in measured_models(), has_measured_device=was_measured(self.device)
@@ -120,21 +156,31 @@ class GpuDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def step_us(self) -> Callable[[StepSize], float]:
         """The time of a step, deviations included."""
-        model, deviation = self.step_model(), self.deviation
+        model, deviation, num_ranks = self.step_model(), self.deviation, self.data_parallel_size
+
+        def of_all_ranks(size: StepSize) -> float:
+            return model.step_us(busiest_rank(size, num_ranks), num_tokens_everywhere=size.num_tokens)
+
+        plain: Callable[[StepSize], float] = model.step_us if num_ranks == 1 else of_all_ranks
         if deviation is None:
-            return model.step_us
+            return plain
 
         def deviating(size: StepSize) -> float:
-            return model.step_us(size) * deviation.factor(size.num_sequences)
+            return plain(size) * deviation.factor(size.num_sequences)
 
         return deviating
 
     def decode_run_us(self) -> DecodeRunTimes:
         """The same of steps that only decode, many at once."""
-        model, deviation = self.step_model(), self.deviation
+        model, deviation, num_ranks = self.step_model(), self.deviation, self.data_parallel_size
 
         def times(num_decodes: int, contexts: Iterable[int]) -> list[float]:
-            found = model.decode_run_us(num_decodes, contexts)
+            if num_ranks == 1:
+                found = model.decode_run_us(num_decodes, contexts)
+            else:
+                parts = [rank_context(num_decodes, context, num_ranks) for context in contexts]
+                share = -(-num_decodes // num_ranks)
+                found = model.decode_run_us(share, parts, num_tokens_everywhere=num_decodes)
             if deviation is None:
                 return found
             factor = deviation.factor(num_decodes)

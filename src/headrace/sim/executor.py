@@ -42,7 +42,14 @@ class SimExecutor:
         self._source = source
         self._steps: deque[RunningStep] = deque()
         self._busy_until = Nanos(0)
+        self.last_begins = Nanos(0)
+        """When the step that was submitted last begins, or began."""
         self._appointment = 0  # which of the events that were scheduled is still meant
+
+    @property
+    def last_ends(self) -> Nanos:
+        """When that step ends."""
+        return self._busy_until
 
     @property
     def ends(self) -> list[Nanos]:
@@ -50,7 +57,7 @@ class SimExecutor:
         return [step.ends for step in self._steps]
 
     def submit(self, plan: StepPlan, done: Callable[[StepResult], None]) -> None:
-        start = max(self._clock.now(), self._busy_until)
+        self.last_begins = start = max(self._clock.now(), self._busy_until)
         self._busy_until = Nanos(start + self.cost(plan))
         self._steps.append(RunningStep(self._busy_until, plan, done))
         if len(self._steps) == 1:

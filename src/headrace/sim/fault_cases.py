@@ -35,6 +35,7 @@ from headrace.sim.fleet_spec import (
     PoolSpec,
     RouterSpec,
     StartSpec,
+    TransferOverlap,
     TransferSpec,
 )
 from headrace.sim.invariants import FleetInvariants
@@ -316,6 +317,7 @@ def _draw_roles(rng: Random, case: Case, drawn: FleetSpec) -> FleetSpec:
         lease_s=rng.choice([5.0, 20.0]),
         load_failure_policy=rng.choice(list(LoadFailurePolicy)),
     )
+    ahead = stream(drawn.seed, "kv that goes ahead")
     roles = rng.choice([("prefill", "decode"), ("prefill", "decode"), ("prefill", "both"), ("both", "decode")])
     pools = {}
     for name, role in zip(("front", "back"), roles, strict=True):
@@ -323,8 +325,13 @@ def _draw_roles(rng: Random, case: Case, drawn: FleetSpec) -> FleetSpec:
         scheduler = msgspec.structs.replace(
             _draw_limits(rng), block_size=block_size, num_blocks=-(-128 // block_size) * rng.choice([1, 2, 6])
         )
+        overlap = TransferOverlap.NONE if role == "decode" else ahead.choice(list(TransferOverlap))
         pools[name] = msgspec.structs.replace(
-            main, num_replicas=rng.randrange(1, 4), scheduler=scheduler, role=EndpointRole(role), transfer=transfer
+            main,
+            num_replicas=rng.randrange(1, 4),
+            scheduler=scheduler,
+            role=EndpointRole(role),
+            transfer=msgspec.structs.replace(transfer, overlap=overlap, num_layers=ahead.choice([1, 3])),
         )
     names = [f"{name}-{index}" for name, pool in pools.items() for index in range(pool.num_replicas)]
     router = msgspec.structs.replace(

@@ -222,6 +222,7 @@ class Fleet:
             "headrace:kv_transfers_total": float(counts.num_transfers),
             "headrace:kv_transfer_failures_total": float(counts.num_failures),
             "headrace:kv_transfer_bytes_total": float(counts.num_bytes),
+            "headrace:kv_transfer_bytes_ahead_total": float(counts.num_bytes_ahead),
         }
 
     def _report(self) -> None:

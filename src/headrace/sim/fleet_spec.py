@@ -24,6 +24,7 @@ from headrace.specs.device import device
 
 _BYTES_PER_TOKEN = 131_072
 """32 layers of 8 heads of 128, keys and values, in BF16."""
+_NUM_LAYERS = 32
 _GIGABITS_PER_S = 400.0
 _MOST_REPLICAS = 100_000
 _MOST_BLOCKS = 500_000_000
@@ -54,12 +55,26 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Whether the replicas serve when the run begins; if not, they start then. A restart always takes its time."""
 
     def __post_init__(self) -> None:
-        if self.process_s < 0 or self.warm_up_s < 0 or self.weight_bytes < 0 or not self.weight_bytes_per_s > 0:
-            raise ConfigurationError("start: times and weight_bytes must not be negative, weight_bytes_per_s above 0")
+        for name in ("process_s", "warm_up_s", "weight_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"start: {name} must not be negative, not {getattr(self, name):g}")
+        if not self.weight_bytes_per_s > 0:
+            raise ConfigurationError(f"start: weight_bytes_per_s must be above 0, not {self.weight_bytes_per_s:g}")
 
     @property
     def duration_ns(self) -> Nanos:
         return Nanos(nanos(self.process_s + self.weight_bytes / self.weight_bytes_per_s + self.warm_up_s))
+
+
+class TransferOverlap(StrEnum):
+    """How much of a prompt's KV goes to whoever answers while the prompt is still being computed."""
+
+    NONE = "none"
+    """Nothing: it is fetched when all of it is there."""
+    CHUNKS = "chunks"
+    """Each chunk of the prompt, when its step has ended."""
+    LAYERS = "layers"
+    """Each layer of each chunk, when it is computed; the layers of a step take equal times."""
 
 
 class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +86,12 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gigabits_per_s: float = 0.0
     """Of those links together, each way. Transfers that would use them at the same time wait for one another."""
     setup_us: float = 500.0
-    """Before the first byte of each transfer."""
+    """Before the first byte of each transfer; once for a prompt, in however many pieces it goes."""
+    overlap: TransferOverlap = TransferOverlap.NONE
+    """Of a pool that computes prompts for others: none, chunks or layers. What goes ahead lies in buffers of the machine
+    that answers: it takes no blocks there before the answer's turn."""
+    num_layers: int = 0
+    """That have KV, for `layers`; 0: those that `gpu` says of its model, or 32."""
     timeout_s: float = 10.0
     """A transfer that has not come by then has failed."""
     lease_s: float = 60.0
@@ -82,6 +102,8 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.bytes_per_token < 0 or self.gigabits_per_s < 0 or self.setup_us < 0:
             raise ConfigurationError("transfer: bytes_per_token, gigabits_per_s and setup_us must not be negative")
+        if self.num_layers < 0:
+            raise ConfigurationError(f"transfer: num_layers must not be negative, not {self.num_layers}")
         if not 0 < self.timeout_s <= self.lease_s:
             raise ConfigurationError(
                 f"transfer: timeout_s must be above 0 and at most lease_s ({self.lease_s:g}), not {self.timeout_s:g}: "
@@ -102,7 +124,9 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu: GpuDeployment | None = None
     """What one replica runs on, and as what: steps then take what published kernel measurements say, in place of `cost`."""
     front_end: FrontEndCost = NO_FRONT_END
-    """What stands before its mind; where nothing is stated, what deployments of `gpu.backend` showed, if one is named."""
+    """What stands before its mind; where nothing is stated, what deployments of `gpu.backend` showed, if one is named. Of a
+    disaggregated fleet they showed it as a whole: it stands before the pools of role decode, and nothing before those of
+    role prefill."""
     engine: EngineModel | None = None
     """An engine that was measured, in place of `cost` and `gpu`: what its steps took and what stands before it. In a fleet
     file, the name of what `headrace calibrate` wrote; keys of `scheduler` go before those that are there."""
@@ -126,6 +150,11 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigurationError(f"a pool's steps have one cost, not {' and '.join(given)}: leave out all but one")
         if self.engine is not None and self.front_end != NO_FRONT_END:
             raise ConfigurationError("a pool's front_end stands in the file of its engine: leave it out here")
+        if self.role is EndpointRole.DECODE and self.transfer.overlap is not TransferOverlap.NONE:
+            raise ConfigurationError(
+                'transfer: overlap is of a pool that computes prompts for others (role "prefill" or "both"), and this one '
+                'has role "decode": state it there'
+            )
 
     @property
     def replica(self) -> EngineModel:
@@ -134,6 +163,13 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return msgspec.structs.replace(self.engine, scheduler=self.scheduler)
         cost = {} if self.gpu is not None else msgspec.structs.asdict(self.cost)
         return EngineModel(scheduler=self.scheduler, cost=cost, gpu=self.gpu, front_end=self.front_end)
+
+    @property
+    def entrance(self) -> FrontEndCost:
+        """What stands before each of its replicas, stated or not."""
+        if self.role is EndpointRole.BOTH or self.gpu is None or self.front_end != NO_FRONT_END:
+            return self.replica.entrance
+        return NO_FRONT_END if self.role is EndpointRole.PREFILL else self.gpu.front_end_after_handover
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -154,6 +190,15 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         else:
             bytes_per_s = device(self.gpu.device).scale_out_bandwidth * self._num_links
         return self.kv_bytes_per_token / bytes_per_s * 1e9
+
+    @property
+    def num_kv_pieces(self) -> int:
+        """In how many a step's KV leaves, one after another."""
+        if self.transfer.overlap is not TransferOverlap.LAYERS:
+            return 1
+        if self.transfer.num_layers:
+            return self.transfer.num_layers
+        return _NUM_LAYERS if self.gpu is None else self.gpu.num_layers
 
     @property
     def num_kv_lanes(self) -> int:
@@ -190,6 +235,11 @@ class RouterSpec(RoutingConfig, frozen=True, kw_only=True, forbid_unknown_fields
                 f"report_interval_s must be above 0 and below report_timeout_s ({self.report_timeout_s:g}), not "
                 f"{self.report_interval_s:g}"
             )
+        if self.disaggregation.policy:
+            try:
+                RoutingConfig(policy=self.disaggregation.policy)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"disaggregation: {error}") from None
         if self.max_attempts < 1:
             raise ConfigurationError(f"max_attempts must be at least 1, not {self.max_attempts}")
         if not self.queue_timeout_s > 0:
@@ -334,6 +384,13 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigurationError(f"a fault hits {fault.replica!r}, and there is no such replica: there are {names}")
         if self.is_disaggregated:
             self._check_roles()
+        else:
+            for name, pool in self.pools.items():
+                if pool.transfer != TransferSpec():
+                    raise ConfigurationError(
+                        f"[pools.{name}.transfer] says how KV is handed over, and nobody hands any over: give pools role = "
+                        '"prefill" and role = "decode", or leave the table out'
+                    )
 
     @property
     def is_disaggregated(self) -> bool:

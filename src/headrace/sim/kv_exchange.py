@@ -1,8 +1,10 @@
 """KVExchange: how KV goes from replica to replica in rehearsal: connectors on both sides, and the links between them.
 
-Who needs KV fetches it: a message to its source, a transfer over the links of both, a word that it has come. Transfers that
-would use the same links at once wait for one another. A message may be lost, either side may die, a line may be cut: then
-the transfer fails, at the latest after its time limit, and the lease of what nobody fetched ends by itself.
+Who needs KV fetches it: a message to its source, a transfer over the links of both, a word that it has come. Where a
+source's pool says so, chunks or layers go to whoever will answer as soon as they are computed; then only what is missing is
+fetched. Transfers that would use the same links at once wait for one another. A message may be lost, either side may die,
+a line may be cut: then the transfer fails, at the latest after its time limit, and the lease of what nobody fetched ends by
+itself.
 
 Knows moments, tokens and bytes. What is done with blocks, the minds on both sides decide.
 """
@@ -18,10 +20,12 @@ from headrace.base.ids import BlockId, RequestId
 from headrace.base.units import nanos
 from headrace.engine.mind.kv_transfer import KVLoad, KVSource
 from headrace.engine.mind.request import Request
+from headrace.engine.mind.step import StepPlan
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import Worker
 from headrace.sim.fleet_log import TransferSpan
-from headrace.sim.fleet_spec import PoolSpec
+from headrace.sim.fleet_spec import PoolSpec, TransferOverlap
+from headrace.sim.kv_ahead import ComputedKV
 from headrace.sim.network import Network
 from headrace.sim.watch import Watch
 
@@ -45,9 +49,52 @@ class _Fetch:
 
     load: KVLoad
     asked: Nanos
-    begun: Nanos | None = None
-    """When its first byte left; None while the source has not heard of it, or it waits for a link."""
+    num_missing: int
+    """Tokens that did not go ahead, and for which the source has not been asked yet."""
+    stream: "_Stream | None" = None
+    """None while nothing has gone ahead, and the source has not heard of it."""
     is_heard: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One prompt's KV on its way, in one piece or in many that go one after another. In tokens times layers."""
+
+    source: "HostConnector"
+    target: "HostConnector"
+    computed: ComputedKV | None = None
+    """Where it goes ahead: what of it is there."""
+    number: int | None = None
+    """Of the fetch that waits for it; None while it goes ahead of that."""
+    num_layers: int = 1
+    backlog: int = 0
+    """There, and not sent."""
+    sent_ahead: int = 0
+    """In pieces that left before all of the prompt was computed."""
+    last_sent: tuple[Nanos, int] = (Nanos(0), 0)
+    """When the last piece left, and how much that was."""
+    begun: Nanos | None = None
+    """When its first byte left."""
+    is_computing: bool = False
+    """Whether the prompt is still being computed."""
+    is_in_line: bool = False
+    num_on_the_way: int = 0
+    is_going: bool = False
+    is_broken: bool = False
+    """Something of it was lost, or nobody will want it."""
+    looks_at: Nanos | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        if self.is_broken or not self.target.is_open:
+            return False
+        return self.source.is_open if self.number is None else self.number in self.target.fetches
+
+    @property
+    def is_whole(self) -> bool:
+        """All of it has come."""
+        is_there = not self.is_computing and (self.computed is None or self.computed.is_taken)
+        return is_there and not (self.backlog or self.is_in_line or self.is_going or self.num_on_the_way)
 
 
 @dataclass(slots=True)
@@ -58,6 +105,8 @@ class Counts:
     num_failures: int = 0
     num_bytes: int = 0
     """Of transfers that came whole."""
+    num_bytes_ahead: int = 0
+    """Of those, what left before all of its prompt was computed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +115,7 @@ class _Links:
 
     out: list[Nanos]
     into: list[Nanos]
-    line: deque[tuple["HostConnector", int]] = field(default_factory=deque)
+    line: deque[_Stream] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)
@@ -91,12 +140,18 @@ class KVExchange:
         found = self._connectors.get(name_of(engine_id))
         return found if found is not None and found.engine_id == engine_id and found.is_open else None
 
+    def connector_named(self, name: str) -> "HostConnector | None":
+        """Its present life; None where it has none."""
+        found = self._connectors.get(name)
+        return found if found is not None and found.is_open else None
+
     # The source's side
 
     def hear_of_end(self, source: KVSource) -> None:
         """Whoever wanted this has it, or does without."""
         connector = self.connector(source.engine_id)
         if connector is not None:
+            connector.end_stream(source.request_id)
             connector.replica.end_lease(source.request_id)
 
     def hear(self, target: "HostConnector", number: int) -> None:
@@ -110,32 +165,90 @@ class KVExchange:
             refuse = partial(target.fail, number, "its source does not keep it any more")
             self.network.send(name_of(asked.engine_id), target.name, refuse, failed=refuse)
             return
-        source.links.line.append((target, number))
-        self._begin_next(source)
+        if fetch.stream is None:
+            source.end_stream(asked.request_id)  # it went elsewhere, or was cut off
+            fetch.stream = _Stream(source, target, number=number)
+        fetch.stream.backlog += fetch.num_missing * fetch.stream.num_layers
+        fetch.num_missing = 0
+        self.go_on(fetch.stream)
+
+    def stream_to(self, target: "HostConnector", asked: KVSource) -> _Stream | None:
+        """What goes, or went, ahead of this question."""
+        source = self.connector(asked.engine_id)
+        stream = None if source is None else source.streams.get(asked.request_id)
+        return stream if stream is not None and stream.target is target and not stream.is_broken else None
+
+    def go_on(self, stream: _Stream) -> None:
+        """What is there of it gets into line; if nothing is, it looks again when something will be."""
+        if stream.is_in_line or stream.is_going or not stream.is_wanted:
+            return
+        now, computed = self.clock.now(), stream.computed
+        if computed is not None:
+            stream.backlog += computed.take(now)
+        if stream.backlog:
+            stream.is_in_line = True
+            stream.source.links.line.append(stream)
+            self._begin_next(stream.source)
+        elif computed is not None and (moment := computed.next_moment(now)) is not None and moment != stream.looks_at:
+            stream.looks_at = moment
+            self.events.schedule(moment, Rank.MESSAGE, partial(self._look, stream, moment))
+
+    def _look(self, stream: _Stream, appointment: Nanos) -> None:
+        if appointment == stream.looks_at:
+            stream.looks_at = None
+            self.go_on(stream)
 
     def _begin_next(self, source: "HostConnector") -> None:
         """What is first in line goes out when a lane is free on both sides."""
         now, links = self.clock.now(), source.links
         while links.line and min(links.out) <= now:
-            target, number = links.line.popleft()
-            fetch = target.fetches.get(number)
-            if fetch is None:
+            stream = links.line.popleft()
+            stream.is_in_line = False
+            if not stream.is_wanted:
                 continue  # it was given up
-            fetch.begun = begin = Nanos(max(now, min(target.links.into)))
+            target = stream.target
+            units, stream.backlog = stream.backlog, 0
+            begin = Nanos(max(now, min(target.links.into)))
             per_token = max(source.spec.kv_nanos_per_token, target.spec.kv_nanos_per_token)
-            setup = round(source.spec.transfer.setup_us * _NANOS_PER_MICRO)
-            end = Nanos(begin + setup + max(1, round(target.num_tokens(fetch.load) * per_token)))
+            setup = 0
+            if stream.begun is None:
+                stream.begun, setup = begin, round(source.spec.transfer.setup_us * _NANOS_PER_MICRO)
+            end = Nanos(begin + setup + max(1, round(units / stream.num_layers * per_token)))
             links.out[links.out.index(min(links.out))] = end
             target.links.into[target.links.into.index(min(target.links.into))] = end
+            stream.is_going = True
+            stream.num_on_the_way += 1
+            stream.last_sent = begin, units
+            if stream.is_computing:
+                stream.sent_ahead += units
             arrives = Nanos(end + self.network.latency(source.name, target.name))
-            self.events.schedule(end, Rank.MESSAGE, partial(self._begin_next, source))
-            self.events.schedule(arrives, Rank.MESSAGE, partial(self._arrive, source, target, number))
+            self.events.schedule(end, Rank.MESSAGE, partial(self._sent, stream))
+            self.events.schedule(arrives, Rank.MESSAGE, partial(self._arrive, stream))
 
-    def _arrive(self, source: "HostConnector", target: "HostConnector", number: int) -> None:
-        """The last byte has come, unless something happened on the way. Memory is read until then."""
-        fetch = target.fetches.get(number)
-        if fetch is None or self.network.is_cut(source.name, target.name):
-            return  # given up, or it will be
+    def _sent(self, stream: _Stream) -> None:
+        """A piece's last byte has left."""
+        stream.is_going = False
+        self.go_on(stream)
+        self._begin_next(stream.source)
+
+    def _arrive(self, stream: _Stream) -> None:
+        """The last byte of a piece has come, unless something happened on the way."""
+        stream.num_on_the_way -= 1
+        if self.network.is_cut(stream.source.name, stream.target.name):
+            stream.is_broken = True  # whoever waits for it gives up, or will
+        elif stream.number is None:
+            pass
+        elif not stream.source.is_open:
+            stream.target.fail(stream.number, "its source died")
+        else:
+            self.complete_if_whole(stream)
+
+    def complete_if_whole(self, stream: _Stream) -> None:
+        """Memory is read until then."""
+        source, target, number = stream.source, stream.target, stream.number
+        fetch = None if number is None else target.fetches.get(number)
+        if fetch is None or number is None or stream.is_broken or not stream.is_whole or fetch.num_missing:
+            return
         load = fetch.load
         if not source.is_open:
             target.fail(number, "its source died")
@@ -163,6 +276,8 @@ class HostConnector:
         lanes = spec.num_kv_lanes
         self.links = _Links([Nanos(0)] * lanes, [Nanos(0)] * lanes)
         self.fetches: dict[int, _Fetch] = {}
+        self.streams: dict[RequestId, _Stream] = {}
+        """Of requests here whose KV goes ahead, until it is fetched or nobody will."""
         self.num_bytes_received = 0
         self._num_fetches = 0
         self._sources: dict[RequestId, KVSource] = {}
@@ -176,6 +291,7 @@ class HostConnector:
         """The process is gone: it fetches nothing and keeps nothing any more."""
         self.is_open = False
         self.fetches.clear()
+        self.streams.clear()
 
     # What its mind says
 
@@ -185,7 +301,13 @@ class HostConnector:
     def load(self, load: KVLoad) -> None:
         exchange, now = self.exchange, self.exchange.clock.now()
         number = self._num_fetches = self._num_fetches + 1
-        self.fetches[number] = _Fetch(load, now)
+        fetch = self.fetches[number] = _Fetch(load, now, self.num_tokens(load), exchange.stream_to(self, load.source))
+        stream = fetch.stream
+        if stream is not None:
+            assert stream.computed is not None
+            stream.number = number
+            fetch.num_missing = max(0, stream.computed.first_token - load.first_block * self.spec.scheduler.block_size)
+            exchange.events.schedule(now, Rank.MESSAGE, partial(exchange.complete_if_whole, stream))
         exchange.counts.num_transfers += 1
         exchange.network.send(
             self.name,
@@ -204,12 +326,54 @@ class HostConnector:
         self._sources[request.request_id] = KVSource(
             engine_id=self.engine_id, request_id=request.request_id, block_ids=tuple(block_ids), num_tokens=num_tokens
         )
+        if (stream := self.streams.get(request.request_id)) is not None:
+            stream.is_computing = False
+            last, units = stream.last_sent
+            stream.sent_ahead -= units if last >= self.exchange.clock.now() else 0
         if self._wakes_at is None:
             self._wake_at(Nanos(self.exchange.clock.now() + self.spec.transfer.config.lease_ns))
 
     def source_of(self, request_id: RequestId) -> KVSource:
         """Where the KV of a request lies that has just ended here; told once."""
         return self._sources.pop(request_id)
+
+    # What goes ahead
+
+    @property
+    def has_streams(self) -> bool:
+        return bool(self.streams)
+
+    def open_stream(self, request_id: RequestId, target: str, num_cached_tokens: int, num_prompt_tokens: int) -> None:
+        """From now on this request's KV goes to `target`, as far as it is not there already, if that is what the pool does.
+        The last token's is computed where it is answered."""
+        reached = self.exchange.connector_named(target)
+        if self.spec.transfer.overlap is TransferOverlap.NONE or reached is None:
+            return
+        num_layers = self.spec.num_kv_pieces
+        end_token = num_prompt_tokens - 1
+        computed = ComputedKV(num_layers=num_layers, first_token=min(num_cached_tokens, end_token), end_token=end_token)
+        self.streams[request_id] = _Stream(self, reached, computed, num_layers=num_layers, is_computing=True)
+
+    def computes(self, plan: StepPlan, begins: Nanos, ends: Nanos) -> None:
+        """A step of this replica, at those moments."""
+        streams = self.streams
+        found = {
+            sequence.sequence_id: stream
+            for sequence in self.replica.core.running
+            if (stream := streams.get(sequence.request.request_id)) is not None and stream.is_computing
+        }
+        for entry in plan.scheduled:
+            stream = found.get(entry.sequence_id)
+            if stream is not None:
+                assert stream.computed is not None
+                stream.computed.step(entry.num_computed_tokens, entry.num_tokens, begins=begins, ends=ends)
+                self.exchange.go_on(stream)
+
+    def end_stream(self, request_id: RequestId) -> None:
+        """Nothing more of it goes; what is on its way arrives in vain. If it is waited for, it goes on."""
+        stream = self.streams.pop(request_id, None)
+        if stream is not None and stream.number is None:
+            stream.is_broken = True
 
     # How a transfer ends
 
@@ -222,6 +386,9 @@ class HostConnector:
         load = fetch.load
         num_bytes = round(self.num_tokens(load) * self.spec.kv_bytes_per_token)
         self.exchange.counts.num_bytes += num_bytes
+        if fetch.stream is not None and fetch.stream.sent_ahead:
+            ahead = fetch.stream.sent_ahead / fetch.stream.num_layers * self.spec.kv_bytes_per_token
+            self.exchange.counts.num_bytes_ahead += min(num_bytes, round(ahead))
         self.num_bytes_received += num_bytes
         self._end(fetch, load.num_tokens, num_bytes)
 
@@ -237,10 +404,11 @@ class HostConnector:
         load, exchange = fetch.load, self.exchange
         if exchange.keeps_spans:
             now = exchange.clock.now()
+            begun = now if fetch.stream is None or fetch.stream.begun is None else min(fetch.stream.begun, now)
             exchange.spans.append(
                 TransferSpan(
-                    client_id_of(load.source.request_id), name_of(load.source.engine_id), self.name, fetch.asked,
-                    now if fetch.begun is None else min(fetch.begun, now), now, num_bytes, error,
+                    client_id_of(load.source.request_id), name_of(load.source.engine_id), self.name,
+                    min(fetch.asked, begun), begun, now, num_bytes, error,
                 )
             )  # fmt: skip
         self._let_go(load.source)
@@ -262,6 +430,9 @@ class HostConnector:
         if not self.is_open:
             return
         self.replica.end_leases_over()
+        for request_id in [one for one, stream in self.streams.items() if not stream.is_computing]:
+            if not self.replica.core.is_leased(request_id):
+                self.end_stream(request_id)
         wakeup = self.replica.core.next_wakeup()
         if wakeup is not None:
             assert wakeup > self.exchange.clock.now(), f"{self.name} keeps KV whose lease is over"

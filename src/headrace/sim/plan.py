@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import resources
+from typing import Any
 
 import msgspec
 
@@ -21,9 +22,10 @@ from headrace.measure.report.summary import Summary, summarize
 from headrace.measure.workload.request import ChatPrompt, TextPrompt, TokenPrompt, Workload
 from headrace.router.mind.disaggregation import DisaggregationConfig
 from headrace.router.mind.endpoint import EndpointRole
-from headrace.sim.cost_model import GpuDeployment, known_shape
+from headrace.sim.cost.shape import MoeMlp
+from headrace.sim.cost_model import GpuDeployment
 from headrace.sim.fleet import Fleet, Rehearsal
-from headrace.sim.fleet_spec import FleetSpec, PoolSpec, RouterSpec
+from headrace.sim.fleet_spec import FleetSpec, PoolSpec, RouterSpec, TransferOverlap, TransferSpec
 from headrace.sim.rate_match import Demand, answer_s, demand_of, prompt_s
 from headrace.specs.device import device, devices
 
@@ -42,6 +44,9 @@ class ExpertLayout(StrEnum):
     """Each GPU has a part of every expert."""
     EXPERT = "expert"
     """Each has experts of its own, whole."""
+    ATTENTION_DP = "attention-dp"
+    """And each computes attention for sequences of its own, whose KV it alone has; where KV could be split, that is not
+    searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,8 @@ class Space:
     """Of shapes that compute prompts with shapes that answer, those that are rehearsed: the cheapest by closed numbers."""
     expert_layouts: tuple[ExpertLayout, ...] = tuple(ExpertLayout)
     """Of models with experts, where a replica has several GPUs."""
+    overlap: TransferOverlap = TransferOverlap.NONE
+    """What of a prompt's KV goes to whoever answers before all of the prompt is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,8 @@ class Shape:
     policy: str
     price: float
     """US dollars an hour for one replica."""
+    overlap: TransferOverlap = TransferOverlap.NONE
+    """Where it computes prompts for others."""
 
     @property
     def layout(self) -> str:
@@ -95,7 +104,11 @@ class Shape:
         return f"{self.layout}, budget {self.scheduler.max_num_batched_tokens}, {self.policy}"
 
     def pool(self, num_replicas: int, role: EndpointRole, speed: float) -> PoolSpec:
-        return PoolSpec(num_replicas=num_replicas, scheduler=self.scheduler, gpu=self.gpu, speed=speed, role=role)
+        overlap = self.overlap if role is EndpointRole.PREFILL else TransferOverlap.NONE
+        return PoolSpec(
+            num_replicas=num_replicas, scheduler=self.scheduler, gpu=self.gpu, speed=speed, role=role,
+            transfer=TransferSpec(overlap=overlap),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +134,8 @@ class Setup:
 
     @property
     def num_gpus(self) -> int:
-        of_prefill = self.prefill.gpu.tensor_parallel_size * self.num_prefill if self.prefill else 0
-        return self.num_replicas * self.shape.gpu.tensor_parallel_size + of_prefill
+        of_prefill = self.prefill.gpu.num_gpus * self.num_prefill if self.prefill else 0
+        return self.num_replicas * self.shape.gpu.num_gpus + of_prefill
 
     def is_larger(self, other: "Setup") -> bool:
         """Whether it is the other one with replicas more."""
@@ -170,6 +183,12 @@ class Candidate:
     @property
     def is_disaggregated(self) -> bool:
         return self.setup.prefill is not None
+
+    @property
+    def has_attention_dp(self) -> bool:
+        """Of the replicas that answer or of those that compute prompts."""
+        shapes = (self.setup.shape, self.setup.prefill)
+        return any(one is not None and one.gpu.data_parallel_size > 1 for one in shapes)
 
     @property
     def throughput_per_gpu(self) -> float:
@@ -234,6 +253,12 @@ class Plan:
         return next((one for one in kept if one.is_disaggregated != kept[0].is_disaggregated), None)
 
     @property
+    def best_by_attention_dp(self) -> Candidate | None:
+        """The cheapest that keeps the promise and has attention-DP where the best has none, or the other way round."""
+        kept = self.kept
+        return next((one for one in kept if one.has_attention_dp != kept[0].has_attention_dp), None)
+
+    @property
     def pareto(self) -> list[Candidate]:
         """Those that no other beats in both interactivity and throughput per GPU, the quickest last."""
         found: list[Candidate] = []
@@ -250,16 +275,18 @@ def known_prices() -> dict[str, float]:
 def read_prices(content: bytes) -> dict[str, float]:
     """Raises ConfigurationError where it is no table of prices by device."""
     try:
-        prices = msgspec.toml.decode(content, type=dict[str, float])
+        prices = msgspec.toml.decode(content, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"it is no table of prices, such as h100_sxm = 6.88: {error}") from None
     if not prices:
         raise ConfigurationError("it has no prices: give one a line, such as h100_sxm = 6.88")
     for name, price in prices.items():
+        if isinstance(price, dict):
+            raise ConfigurationError(f"prices stand at the top, such as h100_sxm = 6.88, not in a table [{name}]")
         device(name)
-        if not price > 0:
-            raise ConfigurationError(f"the price of {name} must be above 0, not {price:g}")
-    return prices
+        if not isinstance(price, (int, float)) or isinstance(price, bool) or not 0 < price < math.inf:
+            raise ConfigurationError(f"the price of {name} must be dollars an hour, above 0, not {price!r}")
+    return {name: float(price) for name, price in prices.items()}
 
 
 def longest(workload: Workload) -> int:
@@ -288,12 +315,14 @@ def shapes(
             continue
         for size in space.tensor_parallel_sizes:
             if size > devices()[name].scale_up_size:
+                left_out[f"{name} x{size}"] = f"more GPUs than its {devices()[name].scale_up_size} that are joined directly"
                 continue
-            for num_expert_parts in _expert_parts(deployment, space, size):
-                gpu = msgspec.structs.replace(
-                    deployment, device=name, tensor_parallel_size=size, expert_parallel_size=num_expert_parts
-                )
+            for expert_layout in _expert_layouts(deployment, space, size):
+                gpu = _laid_out(deployment, name, size, expert_layout)
                 layout = _layout(gpu)
+                if expert_layout is ExpertLayout.ATTENTION_DP and (why := why_no_attention_dp(gpu)):
+                    left_out[layout] = why
+                    continue
                 try:
                     num_blocks = _num_blocks(gpu)
                 except ConfigurationError as error:
@@ -302,28 +331,56 @@ def shapes(
                 if num_blocks * _BLOCK_SIZE < max_model_len:
                     left_out[layout] = f"weights and a sequence of {max_model_len:,} tokens do not fit into its memory"
                     continue
-                layouts.append((prices[name] * size, gpu, min(num_blocks, _MOST_BLOCKS)))
+                layouts.append((prices[name] * size, gpu, min(num_blocks * gpu.data_parallel_size, _MOST_BLOCKS)))
     for price, gpu, num_blocks in sorted(layouts, key=lambda layout: layout[0]):
+        num_ranks = gpu.data_parallel_size
         for budget in space.token_budgets:
             scheduler = SchedulerConfig(
-                max_model_len=max_model_len, num_blocks=num_blocks, block_size=_BLOCK_SIZE, max_num_batched_tokens=budget,
-                max_num_seqs=min(256, budget), max_tokens_per_prompt_chunk=budget,
+                max_model_len=max_model_len, num_blocks=num_blocks, block_size=_BLOCK_SIZE,
+                max_num_batched_tokens=budget * num_ranks, max_num_seqs=min(256, budget) * num_ranks,
+                max_tokens_per_prompt_chunk=budget,
             )  # fmt: skip
             for policy in space.policies:
-                yield Shape(gpu=gpu, scheduler=scheduler, policy=policy, price=price)
+                yield Shape(gpu=gpu, scheduler=scheduler, policy=policy, price=price, overlap=space.overlap)
 
 
 def _layout(gpu: GpuDeployment) -> str:
+    ranks = f" DP{gpu.data_parallel_size}" if gpu.data_parallel_size > 1 else ""
     experts = f" EP{gpu.expert_parallel_size}" if gpu.expert_parallel_size > 1 else ""
-    return f"{gpu.device} x{gpu.tensor_parallel_size}{experts}"
+    return f"{gpu.device} x{gpu.num_gpus}{ranks}{experts}"
 
 
-def _expert_parts(deployment: GpuDeployment, space: Space, size: int) -> list[int]:
-    """Groups of GPUs, of so many, that share the experts: each has whole ones."""
-    has_experts = (deployment.shape or known_shape(deployment.model)).has_experts
-    if not has_experts or size == 1:
-        return [1]
-    return [1 if one is ExpertLayout.TENSOR else size for one in space.expert_layouts]
+def _expert_layouts(deployment: GpuDeployment, space: Space, size: int) -> tuple[ExpertLayout, ...]:
+    """Those that differ, of a replica of so many GPUs."""
+    if size == 1 or not deployment.known_shape.has_experts:
+        return (ExpertLayout.TENSOR,)
+    return space.expert_layouts
+
+
+def _laid_out(deployment: GpuDeployment, device_name: str, size: int, layout: ExpertLayout) -> GpuDeployment:
+    ranks = size if layout is ExpertLayout.ATTENTION_DP else 1
+    return msgspec.structs.replace(
+        deployment, device=device_name, tensor_parallel_size=size // ranks, data_parallel_size=ranks,
+        expert_parallel_size=1 if layout is ExpertLayout.TENSOR else size,
+    )  # fmt: skip
+
+
+def why_no_attention_dp(gpu: GpuDeployment) -> str:
+    """Empty where it is worth a look: each GPU then has all of the attention's weights, and that pays where splitting
+    attention by heads would have each GPU keep KV that another has, too.
+
+    >>> why_no_attention_dp(GpuDeployment(device="h200_sxm", model="deepseek-r1", data_parallel_size=8))
+    ''
+    """
+    shape, size = gpu.known_shape, gpu.data_parallel_size
+    if shape.num_kv_heads >= size:
+        return (
+            f"attention-DP would save no KV, for the model's {shape.num_kv_heads} KV heads can be split over {size} GPUs, "
+            "and would keep the attention's weights on each"
+        )
+    if any(isinstance(group.mlp, MoeMlp) and group.mlp.num_experts % size for group in shape.layers):
+        return f"attention-DP has whole experts on each GPU, and the model's cannot be dealt evenly to {size}"
+    return ""
 
 
 def _num_blocks(gpu: GpuDeployment) -> int:
@@ -416,6 +473,8 @@ class _Search:
             name = f"{one.prefill.layout} prefill with {one.shape.layout} decode"
             if one.price >= self.best_price:
                 self.left_out[name] = "what the workload takes at least of them costs more than the best fleet"
+            elif self._space.max_replicas < 2:
+                self.left_out[name] = "it takes a replica for each, and more than 1 is not allowed (--max-replicas)"
             elif index >= self._space.max_pairs:
                 self.left_out[name] = f"by closed numbers {self._space.max_pairs} other pairs are cheaper"
             else:

@@ -39,12 +39,17 @@ def demand_of(workload: Workload) -> Demand:
 
 
 def prompt_s(gpu: GpuDeployment, demand: Demand) -> float:
-    """Of a replica, to compute the mean prompt, in a step of its own."""
+    """Of a replica, to compute the mean prompt, in a step of its own; where it has several attention ranks, of a step in
+    which each computes one."""
     new = max(1, round(demand.new_tokens))
     before = max(0, round(demand.prompt_tokens) - new)
     pairs = new * before + new * (new + 1) // 2
-    size = StepSize(num_chunks=1, chunk_tokens=new, chunk_context=before + new, chunk_pairs=pairs, num_samples=1)
-    return gpu.step_us()(size) / 1e6
+    count = gpu.data_parallel_size
+    size = StepSize(
+        num_chunks=count, chunk_tokens=count * new, chunk_context=count * (before + new), chunk_pairs=count * pairs,
+        num_samples=count,
+    )  # fmt: skip
+    return gpu.step_us()(size) / 1e6 / count
 
 
 def answer_s(gpu: GpuDeployment, demand: Demand, *, num_tokens_of_kv: int, max_num_seqs: int, itl_ms: float | None) -> float:

@@ -39,6 +39,9 @@ class Observer:
     def updated(self, now: Nanos, updates: list[RequestUpdate]) -> None: ...
     def refused(self, now: Nanos, request: Request, error: Exception) -> None: ...
 
+    def submitted(self, plan: StepPlan, begins: Nanos, ends: Nanos) -> None:
+        """When what was planned is computed."""
+
     def ran(self, run: DecodeRun, ends: Sequence[int]) -> None:
         """Many steps at once. `ends`: when each of those that ended did, and the next of those planned was planned."""
 
@@ -154,6 +157,7 @@ class SimReplica:
         while (plan := self.core.begin_step(now)) is not None:
             self._observer.planned(now, plan)
             self._executor.submit(plan, self._completion(plan))
+            self._observer.submitted(plan, self._executor.last_begins, self._executor.last_ends)
         if self._worker is not None:
             num_steps = self.core.num_repeats()
             if num_steps >= _SHORTEST_RUN:

@@ -27,6 +27,7 @@ from headrace.engine.mind.update import FinishReason, RequestUpdate, SequenceTim
 from headrace.protocol.load_report import LoadReport
 from headrace.router.mind.disaggregation import Leg
 from headrace.router.mind.generation_fence import DispatchGate
+from headrace.router.mind.router_core import Destination
 from headrace.sim.events import EventQueue, Rank
 from headrace.sim.executor import SimExecutor, Worker
 from headrace.sim.fleet_spec import PoolSpec
@@ -56,6 +57,8 @@ class Generation:
     first_token: int = 0
     last_token: int = 0
     """When those were there, if any was."""
+    first_chunk_wait: int = 0
+    """So long the first token waited for the others of its chunk."""
     num_tokens: int = 0
     """Computed so far; those of the first chunk are seen together."""
     first_chunk_tokens: int = 1
@@ -70,6 +73,8 @@ class Generation:
 
     def note_token(self, now: int) -> None:
         self.num_tokens += 1
+        if self.num_tokens == 1:
+            self.first_token = now
         if self.num_tokens > self.first_chunk_tokens:
             self.gaps.append(now - self.last_token)
         elif self.num_tokens == self.first_chunk_tokens:
@@ -82,6 +87,7 @@ class Generation:
             self._send_first_chunk(self.last_token)
 
     def _send_first_chunk(self, now: int) -> None:
+        self.first_chunk_wait = now - self.first_token
         self.first_token = now
         self.gaps.extend([0] * (self.num_tokens - 1))
 
@@ -115,6 +121,8 @@ class Finish:
     error: str = ""
     is_refused: bool = False
     """What was asked is wrong, by `error`: nobody else would take it either."""
+    first_chunk_wait: int = 0
+    """So long its first token waited for the others of its chunk, in nanoseconds."""
     prefill: "Finish | None" = None
     """The end of the leg before, where another replica computed the prompt."""
 
@@ -257,7 +265,7 @@ class ReplicaHost(Observer):
         )
         if self._connector is not None:
             self._connector.replica = self._replica
-        front_end = FrontEnd(self.spec.replica.entrance)
+        front_end = FrontEnd(self.spec.entrance)
         self._front_end = front_end if front_end.has_cost else None
         self.join()
 
@@ -281,6 +289,7 @@ class ReplicaHost(Observer):
         self._replica.catch_up()
         for engine_request_id in list(self._generations):
             del self._generations[engine_request_id]
+            self._stop_sending(engine_request_id)
             self._replica.abort(engine_request_id)
         self._gate = DispatchGate(epoch)
 
@@ -290,7 +299,13 @@ class ReplicaHost(Observer):
             self.join()
 
     def dispatch(
-        self, epoch: int, request: Request, generation: int, leg: Leg = Leg.WHOLE, source: KVSource | None = None
+        self,
+        epoch: int,
+        request: Request,
+        generation: int,
+        leg: Leg = Leg.WHOLE,
+        source: KVSource | None = None,
+        destination: Destination | None = None,
     ) -> None:
         """A request for it; if it has no process that could take it, the connection breaks."""
         if self._replica is None or self._gate is None:
@@ -315,6 +330,10 @@ class ReplicaHost(Observer):
             keeps_kv=leg is Leg.PREFILL,
             kv_source=source,
         )
+        if destination is not None and self._connector is not None:
+            self._connector.open_stream(
+                engine_request_id, destination.endpoint, destination.num_cached_tokens, len(request.prompt_token_ids)
+            )
         if self._front_end is None:
             self._replica.receive(asked)
             return
@@ -333,6 +352,7 @@ class ReplicaHost(Observer):
         self._gate.cancel(request_id, generation)
         engine_request_id = _engine_request_id(request_id, generation)
         self._replica.catch_up()
+        self._stop_sending(engine_request_id)
         if self._generations.pop(engine_request_id, None) is not None:
             self._replica.abort(engine_request_id)
         elif self._connector is not None:  # it may have ended, and left its KV for nobody
@@ -358,6 +378,10 @@ class ReplicaHost(Observer):
 
     def planned(self, now: Nanos, plan: StepPlan) -> None:
         self._around.watch.planned(self.name, plan)
+
+    def submitted(self, plan: StepPlan, begins: Nanos, ends: Nanos) -> None:
+        if self._connector is not None and self._connector.has_streams:
+            self._connector.computes(plan, begins, ends)
 
     def updated(self, now: Nanos, updates: list[RequestUpdate]) -> None:
         for update in updates:
@@ -396,6 +420,7 @@ class ReplicaHost(Observer):
     def refused(self, now: Nanos, request: Request, error: Exception) -> None:
         """Where there is no room, another may have some; what nobody can do as asked ends, and its client is told."""
         generation = self._generations.pop(request.request_id)
+        self._stop_sending(request.request_id)
         if isinstance(error, OverloadedError):
             self._refuse(*generation.name)
             return
@@ -429,6 +454,7 @@ class ReplicaHost(Observer):
             num_cached_tokens=update.num_cached_tokens,
             times=update.times,
             error=update.error,
+            first_chunk_wait=generation.first_chunk_wait,
         )
         if generation.leg is Leg.DECODE and finish.reason is FinishReason.ERROR and not finish.num_tokens:
             self._refuse(*generation.name)  # its KV did not come: the router knows where it can be computed
@@ -439,7 +465,13 @@ class ReplicaHost(Observer):
             source = self._connector.source_of(engine_request_id)
             self._send(generation, partial(self._router.prefilled, *generation.name, source, finish), at=at)
         else:
+            self._stop_sending(engine_request_id)
             self._refuse(*generation.name)
+
+    def _stop_sending(self, engine_request_id: RequestId) -> None:
+        """Nobody will answer with what it computes there."""
+        if self._connector is not None:
+            self._connector.end_stream(engine_request_id)
 
     def _send(self, generation: Generation, deliver: Callable[[], None], *, at: Nanos) -> None:
         """On the connection that the request came by; if nothing passes, it breaks, and both ends know. What the front end

@@ -158,7 +158,7 @@ class RouterHost:
         self.network.send(
             ROUTER,
             action.endpoint,
-            partial(host.dispatch, action.epoch, request, action.generation, action.leg, action.handoff),
+            partial(host.dispatch, action.epoch, request, action.generation, action.leg, action.handoff, action.destination),
             num_bytes=_BYTES_PER_TOKEN * len(request.prompt_token_ids),
             failed=partial(self.failed, action.request_id, action.generation),
         )

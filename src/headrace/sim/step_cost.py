@@ -34,8 +34,9 @@ class LinearStepCost:
     per_context_token_ns: int = 200
 
     def __post_init__(self) -> None:
-        if self.fixed_ns < 1 or self.per_token_ns < 0 or self.per_context_token_ns < 0:
-            raise ConfigurationError("a step's cost needs fixed_ns of at least 1 and nothing negative")
+        for name, least in (("fixed_ns", 1), ("per_token_ns", 0), ("per_context_token_ns", 0)):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"a step's cost needs {name} of at least {least}, not {getattr(self, name)}")
 
     def at_speed(self, speed: float) -> "LinearStepCost":
         """On a machine so many times as fast."""

@@ -1,8 +1,12 @@
 """Fleet files are read strictly, and say what is wrong where."""
 
+import json
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tests.sim.planted_bugs import PLANTED_BUGS
 
@@ -11,6 +15,16 @@ from headrace.cli.fleet_file import read_fleet
 from headrace.cli.main import main
 from headrace.measure.workload.request import Segment, TokenPrompt, Workload, WorkloadRequest
 from headrace.measure.workload.workload_file import write_workload
+from headrace.sim.fleet_spec import (
+    ClientSpec,
+    FaultSpec,
+    LinearCostSpec,
+    NetworkSpec,
+    PoolSpec,
+    RouterSpec,
+    StartSpec,
+    TransferSpec,
+)
 
 FLEET = """
 model = "small"
@@ -203,3 +217,110 @@ def test_a_fault_that_would_come_after_the_end_of_the_run_is_told(
     asked.write_bytes(b"".join(write_workload(Workload(name="one", requests=(one,)))))
     assert main(["simulate", str(written(tmp_path, FLEET)), "--workload", str(asked)]) == 0
     assert "the crash of main-1 at 1 s never came: the run ended at 0.0 s" in capsys.readouterr().out
+
+
+APART = """
+[pools.prefill]
+num_replicas = 1
+role = "prefill"
+[pools.prefill.scheduler]
+max_model_len = 2048
+num_blocks = 512
+policy = "fcfs"
+[pools.prefill.gpu]
+device = "h100_sxm"
+model = "llama-3.1-8b"
+backend = "vllm"
+[pools.prefill.gpu.precision]
+gemm = "fp8"
+experts = "fp8"
+latent_projections = "bfloat16"
+kv = "fp8"
+[pools.prefill.transfer]
+overlap = "layers"
+load_failure_policy = "recompute"
+
+[pools.decode]
+num_replicas = 1
+role = "decode"
+[pools.decode.scheduler]
+max_model_len = 2048
+num_blocks = 512
+
+[router]
+policy = "least-requests"
+[router.disaggregation]
+policy = "round-robin"
+
+[[faults]]
+kind = "crash"
+at_s = 1.0
+replica = "decode-0"
+"""
+NAMES = re.findall(r'^([a-z_]+ = )"([^"]+)"$', APART, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("key", "value"), NAMES, ids=lambda one: one.strip(" ="))
+def test_every_name_that_nobody_knows_is_refused_with_those_that_are_known(tmp_path: Path, key: str, value: str) -> None:
+    """None of them is passed over: a misspelt backend, say, would have been the kernels alone."""
+    assert read_fleet(written(tmp_path, APART)).is_disaggregated
+    misspelt = value + "x"
+    with pytest.raises(ConfigurationError) as refused:
+        read_fleet(written(tmp_path, APART.replace(f'{key}"{value}"', f'{key}"{misspelt}"', 1)))
+    told = str(refused.value)
+    assert misspelt in told
+    assert value in told.replace(misspelt, ""), "the right ones, too"
+
+
+KINDS = (PoolSpec, TransferSpec, StartSpec, LinearCostSpec, ClientSpec, NetworkSpec, RouterSpec, FaultSpec)
+NUMBERS = [
+    (kind.__name__, field.encode_name)
+    for kind in KINDS
+    for field in msgspec.structs.fields(kind)
+    if field.type in (int, float)
+]
+TABLES = {
+    "PoolSpec": "pools.prefill", "TransferSpec": "pools.prefill.transfer", "StartSpec": "pools.decode.start",
+    "LinearCostSpec": "pools.decode.cost", "ClientSpec": "client", "NetworkSpec": "network", "RouterSpec": "router",
+    "FaultSpec": "faults",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "key"), NUMBERS)
+def test_a_number_that_makes_no_sense_is_refused_by_its_name_and_never_breaks_the_reader(
+    tmp_path: Path, kind: str, key: str
+) -> None:
+    for value in ("-1", "nan", "inf", "1e300", '"many"', "true"):
+        raw: dict[str, Any] = tomllib.loads(APART)
+        table = raw
+        for name in TABLES[kind].split("."):
+            found = table.setdefault(name, {})
+            table = found[0] if isinstance(found, list) else found
+        table[key] = tomllib.loads(f"x = {value}")["x"]
+        path = written(tmp_path, _toml(raw))
+        told = _refusal(path)
+        assert key in told or (not told and value in ("-1", "1e300")), f"{key} = {value}: {told or 'was taken'}"
+
+
+def _refusal(path: Path) -> str:
+    """Empty where it is read."""
+    try:
+        read_fleet(path)
+    except ConfigurationError as refused:
+        return str(refused)
+    return ""
+
+
+def _toml(table: dict[str, Any], name: str = "") -> str:
+    """Of what these tests need."""
+    lines = [f"[{name}]"] if name else []
+    rest = []
+    for key, value in table.items():
+        inner = f"{name}.{key}".lstrip(".")
+        if isinstance(value, dict):
+            rest.append(_toml(value, inner))
+        elif isinstance(value, list):
+            rest += [_toml(one, inner).replace(f"[{inner}]", f"[[{inner}]]", 1) for one in value]
+        else:
+            lines.append(f"{key} = {json.dumps(value) if isinstance(value, (str, bool)) else value}")
+    return "\n".join([*lines, *rest]) + "\n"

@@ -18,7 +18,7 @@ from headrace.sim.cost.gpu import COMPONENTS, GpuStepModel, Precision, Tuning
 from headrace.sim.cost.kernels import blend
 from headrace.sim.cost.least_squares import non_negative_least_squares
 from headrace.sim.cost.shape import MoeMlp
-from headrace.sim.cost.step_size import StepSize, step_size
+from headrace.sim.cost.step_size import StepSize, busiest_rank, step_size
 from headrace.sim.cost_model import EngineModel, FittedRange, GpuDeployment, ModelledStepCost, known_shape, read_engine
 from headrace.specs.device import device
 from headrace.specs.parallel import ParallelSpec
@@ -147,6 +147,39 @@ def test_weights_and_caches_have_the_sizes_that_are_published() -> None:
     assert deepseek.kv_bytes_per_token_per_gpu == 61 * 576 * 2
 
 
+SPREAD = GpuDeployment(
+    device="h200_sxm", model="deepseek-r1", data_parallel_size=8, expert_parallel_size=8,
+    precision=Precision(gemm="fp8_block", experts="fp8_block"),
+)  # fmt: skip
+
+
+def test_an_engine_whose_ranks_have_as_much_takes_what_each_takes_and_with_one_prompt_less_than_with_one_each() -> None:
+    rank = SPREAD.step_model()
+    full = StepSize(num_decodes=16, decode_context=16_000, num_samples=16)
+    all_ranks = StepSize(num_decodes=128, decode_context=128_000, num_samples=128)
+    assert SPREAD.step_us()(all_ranks) == rank.step_us(full)
+    one_prompt = StepSize(num_chunks=1, chunk_tokens=2_000, chunk_context=2_000, chunk_pairs=2_001_000, num_samples=1)
+    assert SPREAD.step_us()(one_prompt) < rank.step_us(one_prompt), "whose experts would see eight"
+
+
+@given(
+    num_decodes=st.integers(0, 300), context=st.integers(1, 5_000), num_chunks=st.integers(0, 20),
+    chunk=st.integers(1, 3_000), num_ranks=st.integers(1, 16),
+)  # fmt: skip
+def test_all_ranks_together_have_no_less_than_the_engine(
+    num_decodes: int, context: int, num_chunks: int, chunk: int, num_ranks: int
+) -> None:
+    whole = StepSize(
+        num_decodes=num_decodes, decode_context=num_decodes * context, num_chunks=num_chunks,
+        chunk_tokens=num_chunks * chunk, chunk_context=num_chunks * chunk,
+        chunk_pairs=num_chunks * chunk * (chunk + 1) // 2, num_samples=num_decodes,
+    )  # fmt: skip
+    part = busiest_rank(whole, num_ranks)
+    for name in ("num_decodes", "decode_context", "num_chunks", "chunk_tokens", "chunk_context", "chunk_pairs"):
+        assert num_ranks * getattr(part, name) >= getattr(whole, name) >= getattr(part, name)
+    assert busiest_rank(whole, 1) == whole
+
+
 def test_what_was_not_measured_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="latent attention in bfloat16/bfloat16 were not measured on NVIDIA A100"):
         gpu("a100_sxm", "deepseek-r1")
@@ -244,6 +277,7 @@ def test_a_faster_machine_takes_proportionally_less() -> None:
         EngineModel(gpu=GpuDeployment(device="b200_sxm", model="gpt-oss-120b", backend="vllm", tensor_parallel_size=2)),
         EngineModel(gpu=GpuDeployment(device="h200_sxm", model="deepseek-r1", tensor_parallel_size=8)),
         EngineModel(gpu=GpuDeployment(device="b200_sxm", model="qwen3.5-397b-a17b", tensor_parallel_size=8)),
+        EngineModel(gpu=GpuDeployment(device="h200_sxm", model="deepseek-r1", data_parallel_size=2, expert_parallel_size=2)),
     ],
 )
 def test_a_run_of_decode_steps_takes_what_its_steps_take(engine: EngineModel) -> None:

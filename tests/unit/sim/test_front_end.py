@@ -12,9 +12,13 @@ from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
 from headrace.base.ids import RequestId
 from headrace.engine.mind.config import SchedulerConfig
+from headrace.measure.report.record import RunFacts
+from headrace.measure.workload.request import Segment, TokenPrompt, Workload, WorkloadRequest
+from headrace.router.mind.endpoint import EndpointRole
 from headrace.sim.cost_model import EngineModel, GpuDeployment
-from headrace.sim.fleet_spec import PoolSpec
-from headrace.sim.front_end import FrontEnd, FrontEndCost
+from headrace.sim.fleet import Fleet, Rehearsal
+from headrace.sim.fleet_spec import FleetSpec, PoolSpec
+from headrace.sim.front_end import NO_FRONT_END, FrontEnd, FrontEndCost
 from headrace.sim.replica_host import Generation
 
 
@@ -99,3 +103,62 @@ def test_deployments_of_a_backend_show_what_stands_before_them() -> None:
     assert stated.replica.entrance == FrontEndCost(latency_us=7.0)
     with pytest.raises(ConfigurationError, match="front_end stands in the file of its engine"):
         PoolSpec(num_replicas=1, scheduler=scheduler, engine=EngineModel(), front_end=FrontEndCost(latency_us=7.0))
+
+
+SCHEDULER = SchedulerConfig(max_model_len=4096, num_blocks=4_000)
+
+
+def on(backend: str, role: EndpointRole, **fields: object) -> PoolSpec:
+    gpu = GpuDeployment(device="h100_sxm", model="llama-3.1-8b", backend=backend)
+    return PoolSpec(num_replicas=1, scheduler=SCHEDULER, gpu=gpu, role=role, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang", "trtllm"])
+def test_of_a_disaggregated_fleet_all_stands_before_who_answers_unless_a_pool_says_so(backend: str) -> None:
+    assert on(backend, EndpointRole.PREFILL).entrance == NO_FRONT_END, "else it would count twice"
+    answers = on(backend, EndpointRole.DECODE).entrance
+    assert 10_000 < answers.latency_us < 40_000 and 10 < answers.first_chunk_tokens < 40
+    assert on(backend, EndpointRole.BOTH).entrance == on(backend, EndpointRole.BOTH).replica.entrance != answers
+    stated = FrontEndCost(latency_us=5.0)
+    for role in EndpointRole:
+        assert on(backend, role, front_end=stated).entrance == stated
+        assert on("", role).entrance == NO_FRONT_END, "kernels alone"
+
+
+def test_a_first_token_after_a_handover_is_later_by_the_latency_and_a_chunk_of_steps_on_a_named_backend() -> None:
+    one = WorkloadRequest(request_id="r", prompt=TokenPrompt((Segment("p", 1_000),)), num_output_tokens=60)
+    asked = Workload(name="one", requests=(one,), seed=0, vocab_size=100)
+    found = {}
+    for backend in ("", "vllm"):
+        pools = {role: on(backend, EndpointRole(role)) for role in ("prefill", "decode")}
+        outcome = Fleet(FleetSpec(pools=pools), asked, Rehearsal()).run(RunFacts(source="simulated", duration_ns=Nanos(0)))
+        (found[backend],) = outcome.run.records
+    entrance = on("vllm", EndpointRole.DECODE).entrance
+    later = found["vllm"].first_chunk_ns - found[""].first_chunk_ns  # type: ignore[operator]
+    steps = (entrance.first_chunk_tokens - 1) * sum(found[""].gaps_ns) / len(found[""].gaps_ns)
+    assert later == pytest.approx(entrance.latency_us * 1e3 + steps, rel=0.2), "steps deviate from the kernels, too"
+
+
+@pytest.mark.parametrize("first_chunk_tokens", [1, 2, 7, 100])
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_in_a_fleet_too_a_first_chunk_comes_with_its_last_token_and_moves_no_other(
+    first_chunk_tokens: int, is_apart: bool
+) -> None:
+    """Whoever answers, and the end of the answer is where it was."""
+    one = WorkloadRequest(request_id="r", prompt=TokenPrompt((Segment("p", 1_000),)), num_output_tokens=30)
+    asked = Workload(name="one", requests=(one,), seed=0, vocab_size=100)
+    records = []
+    for count in (1, first_chunk_tokens):
+        front_end = FrontEndCost(latency_us=1.0, first_chunk_tokens=count)
+        answers = PoolSpec(num_replicas=1, scheduler=SCHEDULER, front_end=front_end)
+        pools = {"main": answers}
+        if is_apart:
+            pools["main"] = msgspec.structs.replace(answers, role=EndpointRole.DECODE)
+            pools["prefill"] = PoolSpec(num_replicas=1, scheduler=SCHEDULER, role=EndpointRole.PREFILL)
+        outcome = Fleet(FleetSpec(pools=pools), asked, Rehearsal()).run(RunFacts(source="simulated", duration_ns=Nanos(0)))
+        records.append(outcome.run.records[0])
+    plain, late = records
+    assert plain.first_chunk_ns is not None and late.first_chunk_ns is not None
+    assert late.first_chunk_ns == plain.first_chunk_ns + sum(plain.gaps_ns[: first_chunk_tokens - 1])
+    assert late.finished_ns == plain.finished_ns
+    assert late.first_chunk_ns + sum(late.gaps_ns) == plain.first_chunk_ns + sum(plain.gaps_ns)

@@ -38,7 +38,9 @@ def parse_objectives(pairs: Sequence[str]) -> dict[str, float]:
     """
     objectives = {}
     for pair in pairs:
-        name, _, limit = pair.partition(":")
+        name, colon, limit = pair.partition(":")
+        if not colon:
+            raise ConfigurationError(f"an objective is a name and milliseconds, such as ttft:500, not {pair!r}")
         objectives[name] = _limit(name, limit)
     return objectives
 

@@ -32,13 +32,19 @@ def write_workload(workload: Workload) -> Iterator[bytes]:
         yield msgspec.json.encode(request) + b"\n"
 
 
+_WRITTEN_BY = "`headrace bench --write-workload FILE` writes such a file"
+
+
 def read_workload(lines: Iterable[bytes]) -> Workload:
     """Raises ConfigurationError naming the line where it is no workload of this version, or not whole."""
     rows = iter(lines)
+    first = next(rows, b"")
+    if not first.strip():
+        raise ConfigurationError(f"line 1 is empty, and introduces no workload: {_WRITTEN_BY}")
     try:
-        header = msgspec.json.decode(next(rows, b""), type=_Header)
+        header = msgspec.json.decode(first, type=_Header)
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"line 1 does not introduce a workload: {error}") from None
+        raise ConfigurationError(f"line 1 does not introduce a workload ({error}): {_WRITTEN_BY}") from None
     if header.headrace_workload != _VERSION:
         raise ConfigurationError(f"the workload has version {header.headrace_workload}; this program reads {_VERSION}")
     decoder = msgspec.json.Decoder(WorkloadRequest)

@@ -45,6 +45,8 @@ class Route:
     leg: Leg = Leg.WHOLE
     reserved: Endpoint | None = None
     """After the prefill leg: who answers."""
+    num_cached_tokens: int = 0
+    """Of the prompt, what that one has probably cached."""
 
 
 class Disaggregation:
@@ -68,12 +70,13 @@ class Disaggregation:
         answers = self._decode.pick(request, self._answering)
         if answers is None:
             return None
-        if request.num_prompt_tokens - cached.get(answers.index, 0) < self._config.min_uncached_tokens:
+        num_cached = cached.get(answers.index, 0)
+        if request.num_prompt_tokens - num_cached < self._config.min_uncached_tokens:
             return Route(answers)
         self._computing.take_out(answers)
         computes = self._prefill.pick(request, self._computing)
         self._computing.renew(answers)
-        return Route(answers) if computes is None else Route(computes, Leg.PREFILL, answers)
+        return Route(answers) if computes is None else Route(computes, Leg.PREFILL, answers, num_cached)
 
     def route_on(self, request: RoutedRequest, reserved: Endpoint | None) -> Route | None:
         """Who answers what has been computed: whoever was picked before, while it takes new work; None where nobody can."""

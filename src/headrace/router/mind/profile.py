@@ -31,7 +31,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             known = ", ".join(POLICIES)
-            raise ConfigurationError(f"policy {self.policy!r} is none{nearest(self.policy, POLICIES)} (known: {known})")
+            raise ConfigurationError(f"there is no policy {self.policy!r}{nearest(self.policy, POLICIES)} (known: {known})")
         for name in ("prefix_block_size", "max_prefix_blocks"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -38,6 +38,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 @dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a prompt's KV will be wanted, so that it can go there while the prompt is computed."""
+
+    endpoint: str
+    num_cached_tokens: int
+    """Of the prompt, what is probably there already."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """Send the request to this endpoint."""
 
@@ -48,6 +57,8 @@ class Dispatch:
     leg: Leg = Leg.WHOLE
     handoff: Any = None
     """For the decode leg: where the prompt's KV lies, as its prefill endpoint said."""
+    destination: Destination | None = None
+    """For the prefill leg."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +272,13 @@ class RouterCore:
         flight.generation = self._fence.advance(request.request_id)
         flight.endpoint = endpoint
         self._put(flight, endpoint)
+        destination = None
         if route.reserved is not None:
             flight.reserved = route.reserved
             self._put(flight, route.reserved)
+            destination = Destination(route.reserved.name, route.num_cached_tokens)
         handoff, flight.handoff = flight.handoff, None
-        return [Dispatch(endpoint.name, endpoint.epoch, request.request_id, flight.generation, leg, handoff)]
+        return [Dispatch(endpoint.name, endpoint.epoch, request.request_id, flight.generation, leg, handoff, destination)]
 
     def _route(self, flight: _Flight) -> Route | None:
         request = flight.request

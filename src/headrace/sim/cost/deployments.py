@@ -41,10 +41,23 @@ class FirstToken(msgspec.Struct, frozen=True, kw_only=True):
     """For each token of a prompt."""
 
 
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
+    """What measured fleets showed before a first token whose prompt another replica had computed, beside steps and links
+    (`benchmarks/gpu_fits/handover.py`)."""
+
+    a_ms: float
+    """Of a request's time, whatever it asks."""
+    k: float
+    """Steps by which a token is seen later than it was computed."""
+    s: float
+    """On what is rehearsed."""
+
+
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
     half_widths_90: dict[str, float]
     deployments: dict[str, Deviation]
     first_token: dict[str, FirstToken]
+    handover: dict[str, Handover]
 
 
 @cache
@@ -72,6 +85,13 @@ def front_end_of(backend: str, architecture: str) -> FrontEndCost | None:
     return FrontEndCost(latency_us=found.a_ms * 1e3, prompt_token_us=found.u_ms * 1e3, first_chunk_tokens=1 + round(found.k))
 
 
+def front_end_after_handover(backend: str) -> FrontEndCost | None:
+    """As fleets of the backend showed that answer prompts which others have computed, on the way in and out together;
+    None where there were none. `s` corrects other engines' schedules and is not in it."""
+    found = _document().handover.get(backend)
+    return None if found is None else FrontEndCost(latency_us=found.a_ms * 1e3, first_chunk_tokens=1 + round(found.k))
+
+
 _LABELS = {"bfloat16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 
 
@@ -82,6 +102,11 @@ def half_width_90(*, has_measured_model: bool, has_measured_device: bool) -> flo
     if not has_measured_model:
         return max(widths["tpot, family"], widths["tpot, device"])
     return widths["tpot, run"] if has_measured_device else max(widths["tpot, run"], widths["tpot, device"])
+
+
+@cache
+def measured_backends() -> tuple[str, ...]:
+    return tuple(sorted({name.split("|")[0] for name in _document().first_token}))
 
 
 @cache

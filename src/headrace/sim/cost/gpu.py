@@ -123,7 +123,7 @@ class GpuStepModel:
         self._attentions: dict[GroupedAttention | LatentAttention | LinearAttention, int] = {}
         for group in shape.layers:
             self._attentions[group.attention] = self._attentions.get(group.attention, 0) + group.count
-        self._linear_parts: dict[int, _LinearPart] = {}
+        self._linear_parts: dict[tuple[int, int], _LinearPart] = {}
         self._logits: dict[int, float] = {}
         self._measured_dims = sorted({int(key.split("/")[1]) for key in curves.decode_attention})
         self._grouped_keys: dict[int, str] = {}
@@ -131,10 +131,11 @@ class GpuStepModel:
 
     # The whole
 
-    def step_us(self, size: StepSize) -> float:
-        """One step of one attention rank; where there are several (attention-DP), of each of them with as much."""
+    def step_us(self, size: StepSize, *, num_tokens_everywhere: int | None = None) -> float:
+        """One step of one attention rank. Where there are several (attention-DP), its experts see what all of them have: as
+        much each, unless `num_tokens_everywhere` is given."""
         tuning = self.tuning
-        linear = self._linear(size.num_tokens)
+        linear = self._linear(size.num_tokens, num_tokens_everywhere)
         decode, latent_fixed, prefill = self._attention_us(size)
         total = (
             tuning.host_us
@@ -152,10 +153,13 @@ class GpuStepModel:
             total += tuning.launch_us_per_layer * self.shape.num_layers
         return total
 
-    def decode_run_us(self, num_decodes: int, contexts: Iterable[int]) -> list[float]:
+    def decode_run_us(
+        self, num_decodes: int, contexts: Iterable[int], *, num_tokens_everywhere: int | None = None
+    ) -> list[float]:
         """`step_us` of steps that only decode, so many sequences each, with so many tokens of context: the same numbers,
         sooner."""
-        tuning, linear, logits = self.tuning, self._linear(num_decodes), self._logits_us(num_decodes)
+        tuning, logits = self.tuning, self._logits_us(num_decodes)
+        linear = self._linear(num_decodes, num_tokens_everywhere)
         before = (
             tuning.host_us
             + tuning.host_us_per_sequence * num_decodes
@@ -296,21 +300,24 @@ class GpuStepModel:
 
     # Everything else: depends on the number of tokens
 
-    def _linear(self, num_tokens: int) -> _LinearPart:
-        part = self._linear_parts.get(num_tokens)
+    def _linear(self, num_tokens: int, num_everywhere: int | None = None) -> _LinearPart:
+        if num_everywhere is None:
+            num_everywhere = num_tokens * self.parallel.data_parallel_size
+        part = self._linear_parts.get((num_tokens, num_everywhere))
         if part is None:
-            part = self._linear_parts[num_tokens] = self._make_linear(float(num_tokens))
+            part = self._make_linear(float(num_tokens), float(num_everywhere))
+            self._linear_parts[num_tokens, num_everywhere] = part
         return part
 
-    def _make_linear(self, tokens: float) -> _LinearPart:
+    def _make_linear(self, tokens: float, everywhere: float) -> _LinearPart:
         gemm = quantise = experts = collectives = elementwise = 0.0
         for group in self.shape.layers:
             for n, k in self._products(group):
                 gemm += group.count * self._gemm_us(tokens, n, k)
                 quantise += group.count * self._quantise_us(tokens, k)
             gemm += group.count * self._router_us(group, tokens)
-            experts += group.count * self._experts_us(group, tokens)
-            collectives += group.count * self._collectives_us(group, tokens)
+            experts += group.count * self._experts_us(group, everywhere)
+            collectives += group.count * self._collectives_us(group, tokens, everywhere)
             elementwise += group.count * self._elementwise_us(group, tokens)
         hops = self.parallel.pipeline_parallel_size - 1
         if hops:
@@ -341,7 +348,7 @@ class GpuStepModel:
             return 0.0
         return self._curves.gemm["bfloat16"].time_us(self._bf16, tokens, group.mlp.num_experts, self.shape.hidden_size, 2.0)
 
-    def _experts_us(self, group: LayerGroup, tokens: float) -> float:
+    def _experts_us(self, group: LayerGroup, everywhere: float) -> float:
         mlp, parallel = group.mlp, self.parallel
         if isinstance(mlp, DenseMlp):
             return 0.0
@@ -350,12 +357,12 @@ class GpuStepModel:
         curve = self._curves.experts[kernel]
         rates = self._rates("fp8" if kernel.startswith("w4a8") else "bfloat16" if dtype == "mxfp4" else dtype)
         return curve.time_us(
-            rates, tokens * parallel.data_parallel_size, self.shape.hidden_size,
+            rates, everywhere, self.shape.hidden_size,
             mlp.expert_intermediate_size / parallel.moe_tensor_parallel_size, mlp.num_experts, mlp.top_k,
             parallel.expert_parallel_size, _WEIGHT_BYTES[dtype],
         )  # fmt: skip
 
-    def _collectives_us(self, group: LayerGroup, tokens: float) -> float:
+    def _collectives_us(self, group: LayerGroup, tokens: float, everywhere: float) -> float:
         parallel = self.parallel
         message = tokens * self.shape.hidden_size * 2.0
         total = 0.0
@@ -367,7 +374,7 @@ class GpuStepModel:
                 total += 2 * self._collective_us("all_reduce", parallel.tensor_parallel_size, tokens * 4.0)
         if parallel.data_parallel_size > 1 and has_experts:
             gpus = parallel.num_gpus_per_stage
-            everything = message * parallel.data_parallel_size
+            everything = everywhere * self.shape.hidden_size * 2.0
             total += self._collective_us("all_gather", gpus, everything)
             total += self._collective_us("reduce_scatter", gpus, everything)
         return total

@@ -82,6 +82,16 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return sum(group.count for group in self.layers)
 
     @property
+    def num_kv_heads(self) -> int:
+        """Over how many GPUs a token's KV can be split: one where all heads share a latent."""
+        counts = [
+            1 if isinstance(group.attention, LatentAttention) else group.attention.num_kv_heads
+            for group in self.layers
+            if not isinstance(group.attention, LinearAttention)
+        ]
+        return min(counts, default=1)
+
+    @property
     def has_experts(self) -> bool:
         return any(isinstance(group.mlp, MoeMlp) for group in self.layers)
 

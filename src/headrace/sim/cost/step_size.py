@@ -56,3 +56,32 @@ def step_size(plan: StepPlan) -> StepSize:
         chunk_pairs=chunk_pairs,
         num_samples=num_samples,
     )
+
+
+def busiest_rank(size: StepSize, num_ranks: int) -> StepSize:
+    """What one attention rank computes of an engine's step (attention-DP): sequences are spread evenly by number, and each
+    is an average one of its kind. The others have as much or one of a kind fewer.
+
+    >>> rank = busiest_rank(StepSize(num_decodes=10, decode_context=1_000, num_chunks=1, chunk_tokens=512), 4)
+    >>> rank.num_decodes, rank.decode_context, rank.num_chunks, rank.chunk_tokens
+    (3, 300, 1, 512)
+    """
+    decodes, chunks = -(-size.num_decodes // num_ranks), -(-size.num_chunks // num_ranks)
+    return StepSize(
+        num_decodes=decodes,
+        decode_context=rank_context(size.num_decodes, size.decode_context, num_ranks),
+        num_chunks=chunks,
+        chunk_tokens=_part(size.chunk_tokens, chunks, size.num_chunks),
+        chunk_context=_part(size.chunk_context, chunks, size.num_chunks),
+        chunk_pairs=_part(size.chunk_pairs, chunks, size.num_chunks),
+        num_samples=-(-size.num_samples // num_ranks),
+    )
+
+
+def rank_context(num_decodes: int, decode_context: int, num_ranks: int) -> int:
+    """Of `busiest_rank`, what its decodes attend to."""
+    return _part(decode_context, -(-num_decodes // num_ranks), num_decodes)
+
+
+def _part(total: int, count: int, of: int) -> int:
+    return -(-total * count // of) if of else 0
