@@ -9,6 +9,7 @@ from benchmarks.harness import Figure, Result, Target
 from headrace.base.clock import Nanos
 from headrace.base.ids import RequestId
 from headrace.base.rng import stream
+from headrace.engine.host.config import CPU_MIN_PROMPT_TOKENS
 from headrace.engine.mind.config import SchedulerConfig
 from headrace.engine.mind.engine_core import EngineCore
 from headrace.engine.mind.request import Request
@@ -43,7 +44,11 @@ def main() -> None:
     options = parser.parse_args()
     rng = stream(0, "planning")
     config = SchedulerConfig(
-        max_model_len=2048, num_blocks=40_000, max_num_seqs=NUM_RUNNING, max_num_queued_requests=NUM_WAITING
+        max_model_len=2048,
+        num_blocks=40_000,
+        max_num_seqs=NUM_RUNNING,
+        max_num_queued_requests=NUM_WAITING,
+        min_prompt_tokens_per_step=CPU_MIN_PROMPT_TOKENS,
     )
     core = EngineCore(config, eos_token_ids=(2,))
     for index in range(NUM_RUNNING):

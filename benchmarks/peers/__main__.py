@@ -1,8 +1,8 @@
 """Other engines beside this one: `make bench-peers`, or `make bench-peers ARGS='--only decode --peers llama.cpp'`.
 
-Each part is kept in benchmarks/results/peers.json as soon as it is measured, beside the parts that were measured before; so
-a comparison can be taken a part at a time. The peers are installed on first use, in environments of their own, outside the
-repository.
+Each part is kept as soon as it is measured, in benchmarks/results/peers_ISA.json by the instruction set that the kernels
+choose here, beside the parts that were measured before; so a comparison can be taken a part at a time. The peers are
+installed on first use, in environments of their own, outside the repository.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """What was measured beside the peers: kept part by part, told as a table and a plot.
 
-Knows the result file's form, which is that of every benchmark here. Measures nothing.
+A file for each instruction set that the kernels choose: what is true of one processor is not of another. Knows the result
+file's form, which is that of every benchmark here. Measures nothing.
 """
 
 import json
@@ -18,14 +19,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from headrace.engine.ops.native._kernels import best_isa
+
 OURS = "headrace"
 
 
 class Report:
     """Parts measured at different times, in one file: each says when, at which commit, and beside what."""
 
-    def __init__(self, path: Path = RESULTS / "peers.json") -> None:
-        self._path = path
+    def __init__(self, path: Path | None = None) -> None:
+        """Without `path`: that of this processor."""
+        self._path = path = path or RESULTS / f"peers_{best_isa()}.json"
         self._parts: dict[str, Any] = json.loads(path.read_text())["parts"] if path.exists() else {}
 
     def keep(self, part: str, measured: Sequence[Measured], minutes: float) -> None:
@@ -44,7 +48,7 @@ class Report:
 
     def _document(self) -> dict[str, Any]:
         return {
-            "name": "peers",
+            "name": self._path.stem,
             "what": "SmolLM2-135M beside other engines, each in an environment of its own, in turns on one machine",
             "command": "python -m benchmarks.peers",
             **circumstances(),

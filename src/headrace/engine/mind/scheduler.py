@@ -189,7 +189,11 @@ class Scheduler:
         is_contended = len(self.running) + len(self.waiting) > 1
         long_from = long_share = config.max_tokens_per_prompt_chunk if is_contended else budget
         if config.min_prompt_tokens_per_step and is_contended:
-            prompt_budget = self._prompt_budget_beside_streams()
+            num_streams = sum(sequence.num_computed_tokens >= sequence.num_prompt_tokens for sequence in self.running)
+            if num_streams > 1 and (num_streams < len(self.running) or self.waiting):
+                # Every stream waits for the step to end: the more there are, the fewer tokens of prompts they wait for, but
+                # never so few that prompts starve.
+                prompt_budget = max(budget // num_streams, config.min_prompt_tokens_per_step)
             if prompt_budget < budget:
                 long_from = min(long_from, max(1, prompt_budget // 2))
                 left_for_short = min(prompt_budget // 2, self._num_tokens_of_short(long_from))
@@ -288,13 +292,6 @@ class Scheduler:
             return min(1, num_left)
         num_left = min(num_left, step.prompt_budget)
         return min(num_wanted, num_left if num_wanted <= step.long_from else min(step.long_share, num_left))
-
-    def _prompt_budget_beside_streams(self) -> int:
-        """Every stream waits for the step to end: the more there are, the fewer tokens of prompts they wait for, but never
-        so few that prompts starve."""
-        num_streams = sum(sequence.num_computed_tokens >= sequence.num_prompt_tokens for sequence in self.running)
-        budget = self.config.max_num_batched_tokens
-        return max(budget // num_streams, self.config.min_prompt_tokens_per_step) if num_streams else budget
 
     def _num_tokens_of_short(self, long_from: int) -> int:
         """What those want that want more than one token and are not long; of the waiting, what they want if no cache has
