@@ -4,6 +4,7 @@ Knows where models are cached and how they are fetched. Does not know what is te
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from benchmarks.kernels_build import use_named_build
 
 use_named_build()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a script; processes inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _FILES = {
     "smollm2-135m": "SmolLM2-135M-Instruct.Q4_1.gguf",

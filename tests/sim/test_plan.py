@@ -94,7 +94,7 @@ def test_prices_are_of_known_devices_and_above_nothing() -> None:
     assert all(price > 0 for price in known_prices().values())
     with pytest.raises(ConfigurationError, match="did you mean 'h100_sxm'"):
         read_prices(b"h100_smx = 3.0")
-    with pytest.raises(ConfigurationError, match="must be above 0"):
+    with pytest.raises(ConfigurationError, match="above 0, not 0"):
         read_prices(b"h100_sxm = 0")
     with pytest.raises(ConfigurationError, match="it has no prices"):
         read_prices(b"")

@@ -33,7 +33,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 def main(words: "Sequence[str] | None" = None) -> int:
     """Runs one command and returns its exit status. Without `words`: that of the command line."""
     on_interrupt = signal.getsignal(signal.SIGINT)
-    if words is None:
+    if words is None and on_interrupt is not signal.SIG_IGN:
         # An exception in the middle of an import leads anywhere: whoever imports may swallow, rename or print it.
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     from headrace.base.errors import HeadraceError
