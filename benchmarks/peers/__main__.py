@@ -6,6 +6,8 @@ installed on first use, in environments of their own, outside the repository.
 """
 
 import argparse
+import signal
+import sys
 import time
 
 from benchmarks.peers import llama_cpp, openvino, vllm_cpu
@@ -61,4 +63,5 @@ def _install(peers: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended on the way out
     main()
