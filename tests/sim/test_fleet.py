@@ -467,7 +467,7 @@ def test_transfers_that_share_a_link_wait_for_one_another() -> None:
     assert all(after - before >= 499_000_000 for before, after in itertools.pairwise(begun)), "but from one and the same"
 
 
-@pytest.mark.parametrize(
+calm_and_with_faults = pytest.mark.parametrize(
     "faults",
     [
         (),
@@ -479,6 +479,9 @@ def test_transfers_that_share_a_link_wait_for_one_another() -> None:
     ],
     ids=["calm", "faults"],
 )
+
+
+@calm_and_with_faults
 def test_steps_taken_together_change_no_record_of_a_fleet_that_hands_kv_over(faults: tuple[FaultSpec, ...]) -> None:
     asked = workload()
     spec = handing_over(faults=faults, transfer=TransferSpec(gigabits_per_s=4.0, timeout_s=2.0))

@@ -2,7 +2,16 @@
 
 import msgspec
 import pytest
-from tests.sim.test_fleet import COST, QUICK_NETWORK, SCHEDULER, alone, handing_over, rehearse, workload
+from tests.sim.test_fleet import (
+    COST,
+    QUICK_NETWORK,
+    SCHEDULER,
+    alone,
+    calm_and_with_faults,
+    handing_over,
+    rehearse,
+    workload,
+)
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ConfigurationError
@@ -95,18 +104,7 @@ def test_the_more_overlaps_the_sooner_a_first_token_comes_and_none_is_the_defaul
 
 
 @pytest.mark.parametrize("overlap", list(TransferOverlap))
-@pytest.mark.parametrize(
-    "faults",
-    [
-        (),
-        (
-            FaultSpec(kind=FaultKind.CRASH, at_s=5.0, replica="prefill-0", duration_s=3.0),
-            FaultSpec(kind=FaultKind.LINK_LOSS, at_s=1.0, replica="decode-1", duration_s=6.0),
-            FaultSpec(kind=FaultKind.NODE_LOSS, at_s=10.0, replica="decode-0", duration_s=5.0),
-        ),
-    ],
-    ids=["calm", "faults"],
-)
+@calm_and_with_faults
 def test_whatever_goes_ahead_steps_taken_together_come_to_the_same_and_everybody_is_answered(
     overlap: TransferOverlap, faults: tuple[FaultSpec, ...]
 ) -> None:
