@@ -22,6 +22,10 @@ NEEDED_MB_ALL := 2500
 say = printf '\033[1m==> %s\033[0m\n' "$(1)"
 fail = { printf 'make: %s\n' "$(1)" >&2; exit 1; }
 
+# pip compiles what it copies into an environment, but not what it leaves in place, and where PYTHONDONTWRITEBYTECODE is set each
+# start would compile it anew.
+compile_modules = $(PYTHON) -m compileall -q src/headrace
+
 need_room = free=$$(df -Pm . | awk 'NR == 2 { print $$4 }'); \
 	if [ "$$free" -lt $(1) ]; then $(call fail,installing needs about $(1) MB here and $$free MB are free: make room first); fi
 
@@ -107,6 +111,7 @@ $(HAS_RUNTIME): $(HAS_VENV) pyproject.toml
 		$(call need_room,$(NEEDED_MB_ALL)); \
 		$(install_torch); \
 	fi
+	@$(compile_modules)
 	@touch $@
 
 $(HAS_ALL): $(HAS_VENV) pyproject.toml
@@ -114,4 +119,5 @@ $(HAS_ALL): $(HAS_VENV) pyproject.toml
 	@$(install_torch)
 	@$(call say,installing headrace and what tests and checks need)
 	@$(PIP) install --quiet --editable '.[torch,test,check]' || $(call fail,pip could not install them: is there a network?)
+	@$(compile_modules)
 	@touch $(HAS_RUNTIME) $@
