@@ -20,7 +20,7 @@ from benchmarks.peers import llama_cpp, vllm_cpu
 from benchmarks.peers.load import resident_bytes
 from benchmarks.served import await_first_token, first_model, free_port, is_healthy
 
-START_TIMEOUT_S = 400
+START_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True)
