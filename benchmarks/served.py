@@ -3,7 +3,8 @@ asked while it starts.
 
 What asks then takes no more of the machine than it must: a new client of httpx reads certificates, which keeps a core busy
 for tens of milliseconds, and asking so every few milliseconds would take one of two cores from the start that is measured.
-And it starts servers as users do, whose Python keeps what it has compiled: without that each start would compile all its modules, twice.
+And it starts servers as users do, whose Python keeps what it has compiled: without that each start would compile all its
+modules, twice.
 """
 
 import contextlib
