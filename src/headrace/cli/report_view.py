@@ -14,10 +14,17 @@ from headrace.measure.report.table import FOOTNOTE, distribution_header, distrib
 _WIDTH_OF_A_FILE = 120
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process as if something had failed; `main.py` knows better."""
+        self.quiet = True
+        raise BrokenPipeError
+
+
 def report_console() -> Console:
     """As wide as the terminal; where there is none, as wide as the tables need."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH_OF_A_FILE)
+    console = _Console(highlight=False)
+    return console if console.is_terminal else _Console(highlight=False, width=_WIDTH_OF_A_FILE)
 
 
 def show_summary(console: Console, run: RunFacts, summary: Summary, shares: Sequence[float]) -> None:
