@@ -34,6 +34,10 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         word = unknown[0].split("=", 1)[0]
+        for action in self._actions:
+            if not action.option_strings and word == f"--{action.dest}":
+                what = action.metavar or action.dest
+                self.error(f"{what} is given without {word}: {self.prog} {what}")
         if word.startswith("-"):
             self.error(f"there is no option {word}{nearest(word, self._option_string_actions)}")
         self.error(f"{word!r} is one word too many")

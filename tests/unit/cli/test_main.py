@@ -33,6 +33,13 @@ def test_a_misspelt_command_is_refused_with_the_right_spelling(capsys: pytest.Ca
     assert "did you mean 'serve'?" in refused(["srve"], capsys)
 
 
+@pytest.mark.parametrize("command", ["serve", "pull", "roofline", "calibrate", "plan"])
+def test_who_gives_the_model_by_an_option_is_told_where_it_stands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    needed = ["x", "--workload", "w", "--slo", "ttft:1"] if command == "plan" else []
+    said = refused([command, *needed, "--model", "org/model"], capsys)
+    assert f"is given without --model: headrace {command}" in said
+
+
 def test_a_word_too_many_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'model-b' is one word too many" in refused(["serve", "model-a", "model-b"], capsys)
 
