@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -9,11 +10,12 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from tests.e2e.live_server import DEADLINE_S, LiveServer, eventually
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, fixed_answer
 
 from headrace.base.errors import ConfigurationError
 from headrace.obs.metrics import ServingMetrics
@@ -85,6 +87,21 @@ def test_a_connection_is_used_again_after_every_kind_of_answer() -> None:
             response = client.post("/v1/chat/completions", json=body)
             assert response.headers.get("connection") != "close"
         assert client.get("/nowhere").status_code == 404
+
+
+def test_a_client_of_http_1_0_gets_a_stream_whole_as_it_could_not_take_chunks_apart() -> None:
+    with LiveServer(FakeEngine(fixed_answer("Water."))) as server:
+        body = json.dumps({"prompt": "hello", "max_tokens": 20, "stream": True}).encode()
+        address = urlsplit(server.url)
+        with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=DEADLINE_S) as sock:
+            head = f"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            sock.sendall(head.encode() + body)
+            answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    headers, _, events = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in headers.lower()
+    assert f"content-length: {len(events)}".encode() in headers
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
 
 
 def test_too_large_a_body_is_refused_while_it_is_still_being_sent() -> None:

@@ -226,10 +226,12 @@ def test_a_kv_cache_too_small_is_refused_and_what_is_proposed_works() -> None:
             ("--record-steps", "/nowhere/steps"),
             "record_steps: '/nowhere/steps' cannot be written: there is no folder /nowhere",
         ),
+        (("--record-steps", "/tmp"), "record_steps: '/tmp' is a folder: name a file in it"),
         (("--chat-template", "/nowhere/x.jinja"), "chat_template: '/nowhere/x.jinja' cannot be read: No such file"),
+        (("--hang-timeout-s", "-1"), "hang_timeout_s must be above 0, not -1"),
     ],
 )
-def test_files_that_cannot_be_had_are_named_before_anything_is_loaded(words: tuple[str, str], told: str) -> None:
+def test_what_cannot_be_had_or_done_is_named_before_anything_is_loaded(words: tuple[str, str], told: str) -> None:
     status, output = ended(*words)
     assert status == 2
     assert told in output

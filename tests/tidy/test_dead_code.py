@@ -13,9 +13,12 @@ _ENTRY_POINTS = ("headrace.cli.main", "headrace.engine.host.process")
 """What is run: the command, and the engine process that it starts."""
 
 _USED_BY_OTHERS = {
+    "_check_value": "argparse calls it",
     "_generate": "Jinja's Environment calls it",
+    "_get_help_string": "argparse's HelpFormatter calls it",
     "call_binop": "Jinja's sandbox calls it",
     "capture_signals": "uvicorn's Server calls it",
+    "_print_message": "argparse calls it",
     "components": "benchmarks/gpu_fits fits factors by them",
     "connection_lost": "asyncio calls it",
     "connection_made": "asyncio calls it",
@@ -24,6 +27,7 @@ _USED_BY_OTHERS = {
     "file_response": "starlette's StaticFiles calls it",
     "kv_bytes_per_token_per_gpu": "benchmarks/gpu_fits asks what a cache holds",
     "on_body": "httptools calls it",
+    "on_broken_pipe": "rich's Console calls it",
     "on_header": "httptools calls it",
     "on_headers_complete": "httptools calls it",
     "on_message_begin": "httptools calls it",

@@ -7,6 +7,7 @@ so its scripts run; what only this command has is listed under its own heading.
 import argparse
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -18,9 +19,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from headrace.base.clock import Nanos
-from headrace.base.errors import ConfigurationError
-from headrace.cli.output_files import output_file, write_output
-from headrace.cli.parser import at_least_one
+from headrace.base.errors import ConfigurationError, nearest
+from headrace.cli.input_files import reading
+from headrace.cli.output_files import output_file, write_output, writing
+from headrace.cli.parser import at_least_one, count, number
 from headrace.cli.report_view import report_console, show_comparison, show_summary
 from headrace.cli.workload_options import add_workload_options, brings_its_own_times, build_workload
 from headrace.measure.bench.campaign import Point, StopRule, highest_load, interleaved, sweep
@@ -32,7 +34,7 @@ from headrace.measure.report.comparison import compare
 from headrace.measure.report.goodput import parse_objectives, read_objectives
 from headrace.measure.report.page import render_page
 from headrace.measure.report.record import Run, RunFacts
-from headrace.measure.report.result_file import DEFAULT_METRICS, write_result
+from headrace.measure.report.result_file import DEFAULT_METRICS, KNOWN_METRICS, write_result
 from headrace.measure.report.summary import DEFAULT_SHARES, Summary, summarize, without_warm_up
 from headrace.measure.report.table import figure
 from headrace.measure.workload.request import Workload
@@ -63,7 +65,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backend", choices=tuple(FORMATS), default="openai", help="the API that is spoken (default openai)")
     group.add_argument("--base-url", help="where it is, such as http://127.0.0.1:8000; in place of --host and --port")
     group.add_argument("--host", default="127.0.0.1", help="its host (default 127.0.0.1)")
-    group.add_argument("--port", type=int, default=8000, help="its port (default 8000)")
+    group.add_argument("--port", type=count(1, 65535), default=8000, help="its port (default 8000)")
     group.add_argument("--endpoint", default="", help="the path, if not the API's own")
     group.add_argument("--header", nargs="+", default=(), metavar="K=V", help="headers to send")
     group.add_argument("--model", help="the model to ask for (default: the first that the server names)")
@@ -71,7 +73,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokenizer", help="accepted; prompts are sent as token ids and tokens are counted by the server")
     group.add_argument(
         "--ready-check-timeout-sec",
-        type=float,
+        type=number(least=0),
         default=600,
         metavar="S",
         help="wait so long for a first answer; 0 does not wait (default 600)",
@@ -86,8 +88,10 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests at once; more wait in the client, and the wait counts unless all were due at once",
     )
-    group.add_argument("--num-warmups", type=int, default=0, metavar="N", help="requests before the run, not counted")
-    group.add_argument("--request-timeout", type=float, default=6 * 3600.0, metavar="S", help="give up after (default 6 h)")
+    group.add_argument("--num-warmups", type=count(0), default=0, metavar="N", help="requests before the run, not counted")
+    group.add_argument(
+        "--request-timeout", type=number(above=0), default=6 * 3600.0, metavar="S", help="give up after (default 6 h)"
+    )
     group.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
@@ -95,8 +99,10 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
         help="ask for exactly the workload's answer lengths; some servers do not know the field (default: yes)",
     )
     for name in _SAMPLING:
-        group.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="X", help="sampling, sent with every request")
-    group.add_argument("--logprobs", type=int, metavar="N", help="ask for so many log-probabilities")
+        group.add_argument(
+            f"--{name.replace('_', '-')}", type=number(), metavar="X", help="sampling, sent with every request"
+        )
+    group.add_argument("--logprobs", type=count(0), metavar="N", help="ask for so many log-probabilities")
     group.add_argument("--extra-body", type=_json, default={}, metavar="JSON", help="fields for every request's body")
     group.add_argument("--chat-template-kwargs", type=_json, metavar="JSON", help="sent as that field")
 
@@ -137,30 +143,36 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_campaign_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("many runs")
-    group.add_argument("--sweep-rate", type=_numbers, metavar="R,R,…", help="a run at each request rate")
-    group.add_argument("--sweep-concurrency", type=_numbers, metavar="N,N,…", help="a run with each number of users")
+    group.add_argument("--sweep-rate", type=_separated(number(above=0)), metavar="R,R,…", help="a run at each request rate")
+    group.add_argument(
+        "--sweep-concurrency", type=_separated(at_least_one), metavar="N,N,…", help="a run with each number of users"
+    )
     group.add_argument(
         "--stop-kept",
-        type=float,
+        type=number(least=0, most=1),
         default=0.0,
         metavar="SHARE",
         help="end a sweep once fewer requests keep their promises (default: never)",
     )
     group.add_argument(
         "--stop-growth",
-        type=float,
+        type=number(least=0),
         default=0.0,
         metavar="SHARE",
         help="end a sweep once throughput grows by less than this (default: never)",
     )
     group.add_argument(
         "--find-rate",
-        type=float,
+        type=number(above=0),
         metavar="START",
         help="search the highest request rate at which --find-kept of the requests keep all promises, from this one",
     )
-    group.add_argument("--find-kept", type=float, default=0.99, metavar="SHARE", help="of requests (default 0.99)")
-    group.add_argument("--find-precision", type=float, default=0.05, metavar="SHARE", help="relative (default 0.05)")
+    group.add_argument(
+        "--find-kept", type=number(above=0, most=1), default=0.99, metavar="SHARE", help="of requests (default 0.99)"
+    )
+    group.add_argument(
+        "--find-precision", type=number(above=0), default=0.05, metavar="SHARE", help="relative (default 0.05)"
+    )
     group.add_argument(
         "--find-most-runs", type=at_least_one, default=20, metavar="N", help="end the search after so many (default 20)"
     )
@@ -192,10 +204,12 @@ class _Bench:
         self._options = options
         self._console = report_console()
         self._shares = _shares(options.metric_percentiles)
-        self._metrics = tuple(name.strip() for name in options.percentile_metrics.split(",") if name.strip())
-        self._slo_ms = read_objectives(options.slo.read_text(encoding="utf-8")) if options.slo is not None else {}
-        self._slo_ms |= parse_objectives(options.goodput)
+        self._metrics = _metrics(options.percentile_metrics)
+        self._slo_ms = _read_slo(options.slo) | parse_objectives(options.goodput)
         self._headers = _pairs(options.header, "--header")
+        self._metadata = _pairs(options.metadata, "--metadata")
+        if self._keeps_results:
+            _check_folder(options.result_dir, options.result_filename)
         self._url = options.base_url or f"http://{options.host}:{options.port}"
         self._models: dict[str, str] = {}
         self._written: set[Path] = set()
@@ -204,7 +218,7 @@ class _Bench:
 
     def write_workload(self, path: Path) -> int:
         workload = build_workload(self._options)
-        with path.open("wb") as file:
+        with writing(path), path.open("wb") as file:
             file.writelines(write_workload(workload))
         found = reuse(workload.requests)
         self._console.print(
@@ -296,7 +310,8 @@ class _Bench:
         model = self._model(url)
         load = self._load_options(url, model, workload)
         if options.ready_check_timeout_sec > 0:
-            wait_until_ready(workload, load, timeout_s=options.ready_check_timeout_sec)
+            with self._console.status(f"waiting until {escape(url)} answers"):
+                wait_until_ready(workload, load, timeout_s=options.ready_check_timeout_sec)
         facts = self._facts(url, model, workload, label, rate, num_users)
         before = counters(url, self._headers)
         with self._view(f"{label} {url}".strip()) as show:
@@ -356,7 +371,7 @@ class _Bench:
             max_concurrency=num_users or options.max_concurrency or options.num_users,
             slo_ms=self._slo_ms,
             reusable_token_share=reuse(workload.requests).token_share,
-            metadata=_pairs(options.metadata, "--metadata"),
+            metadata=self._metadata,
         )
 
     def _model(self, url: str) -> str:
@@ -375,6 +390,11 @@ class _Bench:
             yield view.show
 
     # What is kept
+
+    @property
+    def _keeps_results(self) -> bool:
+        options = self._options
+        return bool(options.save_result or options.append_result or options.save_detailed or options.result_filename)
 
     def _summary(self, run: Run) -> Summary:
         return summarize(run, shares=self._shares)
@@ -397,16 +417,17 @@ class _Bench:
 
     def _keep(self, run: Run, summary: Summary) -> None:
         options = self._options
-        if not (options.save_result or options.append_result or options.save_detailed or options.result_filename):
+        if not self._keeps_results:
             return
         summary = summarize(run, shares=self._shares)
         data = write_result(run, summary, metrics=self._metrics, detailed=options.save_detailed)
-        options.result_dir.mkdir(parents=True, exist_ok=True)
         path = options.result_dir / _file_name(run.facts, options.result_filename)
         mode = "ab" if options.append_result or path in self._written else "wb"  # runs of one campaign share a file
         self._written.add(path)
-        with path.open(mode) as file:
-            file.write(data + b"\n")
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open(mode) as file:
+                file.write(data + b"\n")
         self._console.print(f"[dim]result: {path}[/]")
 
     def _write_page(self, runs: Sequence[Run]) -> None:
@@ -449,12 +470,39 @@ def _shares(text: str) -> tuple[float, ...]:
     return tuple(shares)
 
 
-def _numbers(text: str) -> list[float]:
-    """`1,2,4`."""
-    numbers = [float(word) for word in text.split(",")]
-    if not all(number > 0 for number in numbers):
-        raise argparse.ArgumentTypeError("all must be above 0")
-    return numbers
+def _metrics(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in KNOWN_METRICS:
+            known = ", ".join(KNOWN_METRICS)
+            raise ConfigurationError(
+                f"--percentile-metrics: there is no figure {name!r}{nearest(name, KNOWN_METRICS)} (known: {known})"
+            )
+    return names
+
+
+def _read_slo(path: Path | None) -> dict[str, float]:
+    if path is None:
+        return {}
+    with reading(path):
+        return read_objectives(path.read_text(encoding="utf-8"))
+
+
+def _check_folder(folder: Path, name: str | None) -> None:
+    """Before hours of requests, not after them. Raises ConfigurationError where no result can be written there."""
+    path = folder / (name or "")
+    nearest_folder = next(parent for parent in (path if name is None else path.parent, *path.parents) if parent.exists())
+    if not nearest_folder.is_dir() or not os.access(nearest_folder, os.W_OK):
+        raise ConfigurationError(
+            f"results cannot be written to {path}: {nearest_folder} is no folder that may be written to"
+        )
+    if name is not None and path.is_dir():
+        raise ConfigurationError(f"results cannot be written to {path}: it is a folder; --result-dir names one")
+
+
+def _separated(read: Callable[[str], float]) -> Callable[[str], list[float]]:
+    """The type of an option with several values, as `1,2,4`."""
+    return lambda text: [read(word) for word in text.split(",")]
 
 
 def _json(text: str) -> dict[str, Any]:

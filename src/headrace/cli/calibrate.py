@@ -28,7 +28,7 @@ from headrace.base.errors import ConfigurationError, EngineDeadError
 from headrace.base.system_clock import SystemClock
 from headrace.base.units import nanos
 from headrace.cli.output_files import output_file, write_output
-from headrace.cli.parser import at_least_one
+from headrace.cli.parser import at_least_one, whole_number
 from headrace.cli.report_view import report_console
 from headrace.engine.host.recording import Opening, read_recording
 from headrace.measure.bench.formats import BodyOptions, format_named
@@ -53,7 +53,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="what to serve, as for serve")
     parser.add_argument(
-        "--serve-options", default="", metavar="WORDS", help="how, as for serve: '--max-model-len 4096 --threads 2'"
+        "--serve-options",
+        type=_words,
+        default=[],
+        metavar="WORDS",
+        help="how, as for serve: '--max-model-len 4096 --threads 2'",
     )
     parser.add_argument(
         "--output",
@@ -68,7 +72,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--num-rounds", type=at_least_one, default=1, metavar="N", help="repeat all loads N times (default 1)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the loads' lengths and tokens (default 0)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of the loads' lengths and tokens (default 0)")
     parser.set_defaults(run=run)
 
 
@@ -80,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         observed = observe(read_recording(options.recording), ())
         source = f"recording {options.recording.name}"
     else:
-        words = [*([options.model] if options.model else []), *shlex.split(options.serve_options)]
+        words = [*([options.model] if options.model else []), *options.serve_options]
         observed = measure(words, num_rounds=options.num_rounds, seed=options.seed, console=console)
         source = f"headrace serve {' '.join(words)}".strip()
     if not observed.steps:
@@ -91,6 +95,14 @@ def run(options: argparse.Namespace) -> int:
         f"[dim]engine: {options.output}; rehearse it with headrace simulate --engine {options.output} --workload …[/]"
     )
     return 0
+
+
+def _words(text: str) -> list[str]:
+    """As a shell takes them apart. Raises ArgumentTypeError, for which the option is named."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be taken apart as a shell would: {error}") from None
 
 
 def measure(serve_words: list[str], *, num_rounds: int, seed: int, console: Console) -> Observed:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from headrace.base.errors import ConfigurationError
 from headrace.cli.output_files import output_file, write_output
+from headrace.cli.parser import number, whole_number
 from headrace.cli.report_view import report_console, show_comparison
 from headrace.measure.report.comparison import compare, regressions
 from headrace.measure.report.page import render_page
@@ -24,7 +25,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("first", type=Path, help="the reference: a result file of headrace, or of vllm with --save-detailed")
     parser.add_argument("second", type=Path, help="what is judged")
     parser.add_argument(
-        "--tolerance", type=float, default=0.1, metavar="SHARE", help="how much worse is still no regression (default 0.1)"
+        "--tolerance",
+        type=number(least=0),
+        default=0.1,
+        metavar="SHARE",
+        help="how much worse is still no regression (default 0.1)",
     )
     parser.add_argument(
         "--metric",
@@ -34,7 +39,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="judge this figure only (such as p99_ttft_ms); may be given several times (default: all)",
     )
     parser.add_argument("--html", type=output_file, metavar="FILE", help="write both as one page that needs no network")
-    parser.add_argument("--seed", type=int, default=0, help="of the drawing (default 0)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of the drawing (default 0)")
     parser.set_defaults(run=run)
 
 

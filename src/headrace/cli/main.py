@@ -11,6 +11,7 @@ Ctrl-C ends it without a word and an engine process has its head start. Exit sta
     130  interrupted: Ctrl-C before the server served, or twice
 """
 
+import errno
 import gc
 import os
 import signal
@@ -26,12 +27,43 @@ if TYPE_CHECKING:
 EXIT_MODEL = 3
 EXIT_ENGINE_DIED = 4
 EXIT_INTERRUPTED = 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 def main(words: "Sequence[str] | None" = None) -> int:
     """Runs one command and returns its exit status. Without `words`: that of the command line."""
+    try:
+        try:
+            return _carry_out(words)
+        finally:
+            _flush()  # here, where it can be told why it fails; help, too, which ends by an exception
+    except BrokenPipeError:
+        return 0  # whoever read the output has seen enough
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        sys.stderr.write(f"headrace: {error.filename or 'the output'} cannot be written: {error.strerror}\n")
+        return 1
+    finally:
+        _let_go_of_output()
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as it is where whoever started this closed it
+        sys.stdout.flush()
+
+
+def _let_go_of_output() -> None:
+    """The interpreter writes what is left at its end, and there nothing would catch that nobody reads it any more."""
+    try:
+        _flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _carry_out(words: "Sequence[str] | None") -> int:
     on_interrupt = signal.getsignal(signal.SIGINT)
     if words is None and on_interrupt is not signal.SIG_IGN:
         # An exception in the middle of an import leads anywhere: whoever imports may swallow, rename or print it.
@@ -52,8 +84,6 @@ def main(words: "Sequence[str] | None" = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("headrace: interrupted\n")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return 0  # whoever read the output has seen enough
     return status
 
 

@@ -1,6 +1,8 @@
 """Files that a command writes when its work is done: refused before it begins where they could not be written."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.base.errors import ConfigurationError
@@ -18,7 +20,14 @@ def output_file(text: str) -> Path:
 
 def write_output(path: Path, content: str | bytes) -> None:
     """Text as UTF-8. Raises ConfigurationError where it cannot be written, after all."""
-    try:
+    with writing(path):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around whatever writes the file. Raises ConfigurationError where it cannot be: no rights, no room."""
+    try:
+        yield
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None

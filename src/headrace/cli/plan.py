@@ -17,7 +17,7 @@ from rich.table import Table
 from headrace.base.errors import ConfigurationError
 from headrace.cli.garbage import collector_at_rest
 from headrace.cli.output_files import output_file, write_output
-from headrace.cli.parser import at_least_one, one_of
+from headrace.cli.parser import at_least_one, number, one_of
 from headrace.cli.report_view import report_console
 from headrace.cli.workload_files import read_workload_to_do
 from headrace.measure.report.goodput import parse_objectives
@@ -50,7 +50,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--slo", nargs="+", required=True, metavar="NAME:MS", help="the promise, such as ttft:500 tpot:50 (milliseconds)"
     )
     parser.add_argument(
-        "--share", type=float, default=0.95, help="of all requests, those that must keep all of it (default 0.95)"
+        "--share",
+        type=number(above=0, most=1),
+        default=0.95,
+        help="of all requests, those that must keep all of it (default 0.95)",
     )
     parser.add_argument("--devices", nargs="+", metavar="NAME", help="only these (default: all that have a price)")
     parser.add_argument(
@@ -66,7 +69,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="tokens a step (default 2048 8192)",
     )
     parser.add_argument(
-        "--policies", nargs="+", choices=POLICIES, default=["least-requests", "prefix-affinity"], help="of routing"
+        "--policies",
+        nargs="+",
+        choices=POLICIES,
+        default=["least-requests", "prefix-affinity"],
+        help="of routing requests to replicas",
     )
     parser.add_argument("--max-replicas", type=at_least_one, default=64, help="of a fleet, all together (default 64)")
     parser.add_argument(
@@ -95,7 +102,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of weights and products (default bfloat16)"
     )
-    parser.add_argument("--kv-cache-dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="(default bfloat16)")
+    parser.add_argument(
+        "--kv-cache-dtype", choices=("bfloat16", "fp8"), default="bfloat16", help="of keys and values (default bfloat16)"
+    )
     parser.add_argument("--prices", type=Path, metavar="FILE", help="TOML: dollars an hour by device (h100_sxm = 6.88)")
     parser.add_argument("--result", type=output_file, metavar="FILE", help="write all that was rehearsed, as JSON")
     parser.add_argument(
@@ -112,8 +121,6 @@ def run(options: argparse.Namespace) -> int:
     for name in options.devices or ():
         device(name)  # raises where there is none of this name: one without a price is only left out
     workload = read_workload_to_do(options.workload)
-    if not 0 < options.share <= 1:
-        raise ConfigurationError(f"--share is a share of requests, above 0 and at most 1, not {options.share:g}")
     promise = Promise(slo_ms=parse_objectives(options.slo), share=options.share)
     for name, limit in promise.slo_ms.items():
         if not limit > 0:

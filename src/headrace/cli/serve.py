@@ -86,6 +86,10 @@ def _assemble(options: ServeOptions, path: Path) -> Assembly:
     """Raises ConfigurationError where options contradict each other or their limits."""
     if options.drain_timeout_s < 0:
         raise ConfigurationError(f"drain_timeout_s must not be negative (got {options.drain_timeout_s:g})")
+    if not options.hang_timeout_s > 0:
+        raise ConfigurationError(f"hang_timeout_s must be above 0, not {options.hang_timeout_s:g}")
+    if options.record_steps and Path(options.record_steps).is_dir():
+        raise ConfigurationError(f"record_steps: {options.record_steps!r} is a folder: name a file in it")
     if options.record_steps and not (folder := Path(options.record_steps).parent).is_dir():
         raise ConfigurationError(f"record_steps: {options.record_steps!r} cannot be written: there is no folder {folder}")
     return Assembly(

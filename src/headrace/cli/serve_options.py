@@ -5,6 +5,7 @@ mean for the engine and the server is for `serve.py` to say.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import StrEnum
@@ -55,9 +56,12 @@ def _count(text: str) -> int:
 
 def _real(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"must be a finite number, not {text}")
+    return number
 
 
 def _length(text: str) -> int:
@@ -273,6 +277,8 @@ def _from_toml(kind: Kind, value: object, place: str) -> Any:
     if type(value) not in kind.toml_types:
         wanted = " or ".join(_TOML_NAMES[type_] for type_ in kind.toml_types)
         raise ConfigurationError(f"{place} must be {wanted}, not {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"{place} must be a finite number, not {value}")
     if not isinstance(value, str):
         return value
     try:

@@ -18,7 +18,7 @@ from headrace.cli.engine_file import read_engine_file
 from headrace.cli.garbage import collector_at_rest
 from headrace.cli.interval_view import show_interval
 from headrace.cli.output_files import output_file, write_output
-from headrace.cli.parser import at_least_one
+from headrace.cli.parser import at_least_one, whole_number
 from headrace.cli.report_view import report_console, show_summary
 from headrace.cli.simulate_cases import case_names, run_cases, show_story
 from headrace.cli.simulate_fleet import add_options, run_fleet
@@ -48,7 +48,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "after every event; or replays a recording (serve --record-steps) and compares the plans byte for byte.",
     )
     add_options(parser)
-    parser.add_argument("--seed", type=int, help="the first seed (default 0, or the fleet file's)")
+    parser.add_argument("--seed", type=whole_number, help="the first seed (default 0, or the fleet file's)")
     parser.add_argument("--num-seeds", type=at_least_one, default=1, help="how many seeds, counted up (default 1)")
     parser.add_argument(
         "--num-requests", type=at_least_one, help="requests per scenario (default 100), or per fleet of a case (default 30)"

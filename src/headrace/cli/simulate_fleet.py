@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from headrace.base.clock import Nanos
-from headrace.base.errors import ConfigurationError
 from headrace.base.system_clock import SystemClock
 from headrace.base.units import nanos, seconds
 from headrace.cli.fleet_file import read_fleet
 from headrace.cli.garbage import collector_at_rest
 from headrace.cli.interval_view import show_interval
 from headrace.cli.output_files import output_file, write_output
+from headrace.cli.parser import number
 from headrace.cli.report_view import show_summary
 from headrace.measure.report.goodput import parse_objectives
 from headrace.measure.report.page import render_page
@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--log-interval",
-        type=float,
+        type=number(least=_LEAST_LOG_INTERVAL_S),
         default=1.0,
         metavar="S",
         help="with a fleet: how often the log takes figures down, in simulated seconds (default 1)",
@@ -78,10 +78,6 @@ def run_fleet(options: argparse.Namespace, workload: Workload, console: Console)
     spec = read_fleet(options.fleet)
     if options.seed is not None:
         spec = msgspec.structs.replace(spec, seed=options.seed)
-    if not _LEAST_LOG_INTERVAL_S <= options.log_interval < float("inf"):
-        raise ConfigurationError(
-            f"--log-interval must be at least {_LEAST_LOG_INTERVAL_S:g} seconds, not {options.log_interval:g}"
-        )
     facts = _facts(spec, workload, options)
     outcome = _rehearse(spec, workload, facts, options, console)
     summary = summarize(outcome.run)

@@ -4,24 +4,24 @@ Knows option names (vLLM's where it has one) and opens trace files. Draws nothin
 """
 
 import argparse
-import gzip
 import io
 import math
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 
 from headrace.base.errors import ConfigurationError
+from headrace.cli.input_files import opened, reading
 from headrace.cli.output_files import output_file
-from headrace.cli.parser import at_least_one
+from headrace.cli.parser import at_least_one, count, number, whole_number
+from headrace.cli.workload_files import read_workload_file
 from headrace.measure.workload import prompts, traces
 from headrace.measure.workload.arrivals import arrival_times, ramp_times
 from headrace.measure.workload.lengths import Lengths, Uniform, parse_lengths
 from headrace.measure.workload.request import Workload, WorkloadRequest
-from headrace.measure.workload.workload_file import read_workload
 
 _TIMED = ("mooncake", "timed_trace", "azure", "servegen", "agentic", "workload")
 """Data sets that bring their own moments."""
@@ -64,27 +64,41 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--random-range-ratio",
-        type=float,
+        type=number(least=0, most=1),
         default=0.0,
         metavar="R",
         help="spread fixed lengths evenly over (1 - R) to (1 + R) times their value (default 0)",
     )
     group.add_argument(
-        "--random-prefix-len", type=int, default=0, metavar="N", help="tokens that all random prompts begin with"
+        "--random-prefix-len", type=count(0), default=0, metavar="N", help="tokens that all random prompts begin with"
     )
-    group.add_argument("--prefix-repetition-prefix-len", type=int, default=256, metavar="N", help="tokens a group shares")
-    group.add_argument("--prefix-repetition-num-prefixes", type=int, default=10, metavar="N", help="groups")
-    group.add_argument("--num-turns", type=at_least_one, default=5, help="turns of each made-up session (default 5)")
-    group.add_argument("--system-len", type=int, default=0, metavar="N", help="tokens that all sessions begin with")
     group.add_argument(
-        "--tool-turn-share", type=float, default=0.0, metavar="P", help="share of turns that bring a tool's result"
+        "--prefix-repetition-prefix-len", type=count(0), default=256, metavar="N", help="tokens a group shares"
+    )
+    group.add_argument("--prefix-repetition-num-prefixes", type=at_least_one, default=10, metavar="N", help="groups")
+    group.add_argument("--num-turns", type=at_least_one, default=5, help="turns of each made-up session (default 5)")
+    group.add_argument("--system-len", type=count(0), default=0, metavar="N", help="tokens that all sessions begin with")
+    group.add_argument(
+        "--tool-turn-share",
+        type=number(least=0, most=1),
+        default=0.0,
+        metavar="P",
+        help="share of turns that bring a tool's result",
     )
     group.add_argument(
         "--servegen-rates", type=Path, metavar="CSV", help="the client's trace.csv; --dataset-path is its dataset"
     )
-    group.add_argument("--from-s", type=float, default=0.0, metavar="S", help="where in a trace to begin")
-    group.add_argument("--until-s", type=float, default=math.inf, metavar="S", help="where in a trace to end")
-    group.add_argument("--speedup", type=float, default=1.0, metavar="F", help="divide all of a trace's waits by F")
+    group.add_argument("--from-s", type=number(least=0), default=0.0, metavar="S", help="where in a trace to begin")
+    group.add_argument(
+        "--until-s",
+        type=number(above=0, may_be_infinite=True),
+        default=math.inf,
+        metavar="S",
+        help="where in a trace to end",
+    )
+    group.add_argument(
+        "--speedup", type=number(above=0), default=1.0, metavar="F", help="divide all of a trace's waits by F"
+    )
     group.add_argument(
         "--mix",
         type=Path,
@@ -96,9 +110,9 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--lora-assignment", choices=("random", "round-robin"), default="random", help="how (default random)")
     group.add_argument(
-        "--vocab-size", type=int, default=8000, metavar="N", help="random token ids stay below N (default 8000)"
+        "--vocab-size", type=at_least_one, default=8000, metavar="N", help="random token ids stay below N (default 8000)"
     )
-    group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default 0)")
+    group.add_argument("--seed", type=whole_number, default=0, help="of everything that is drawn (default 0)")
     group.add_argument(
         "--write-workload",
         type=output_file,
@@ -108,25 +122,25 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     arrivals = parser.add_argument_group("when they send it")
     arrivals.add_argument(
         "--request-rate",
-        type=float,
+        type=number(above=0, may_be_infinite=True),
         default=math.inf,
         metavar="RPS",
         help="open loop: requests per second, whatever becomes of them (default inf: all at once)",
     )
     arrivals.add_argument(
         "--burstiness",
-        type=float,
+        type=number(above=0, may_be_infinite=True),
         default=1.0,
         help="shape of the Gamma gaps: 1 is Poisson, less is burstier, inf is constant (default 1)",
     )
     arrivals.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="let the rate change over the run")
-    arrivals.add_argument("--ramp-up-start-rps", type=float, metavar="RPS", help="from this")
-    arrivals.add_argument("--ramp-up-end-rps", type=float, metavar="RPS", help="to this")
+    arrivals.add_argument("--ramp-up-start-rps", type=number(above=0), metavar="RPS", help="from this")
+    arrivals.add_argument("--ramp-up-end-rps", type=number(above=0), metavar="RPS", help="to this")
     arrivals.add_argument(
         "--num-users", type=at_least_one, metavar="N", help="closed loop: users who ask, read, think and ask again"
     )
     arrivals.add_argument(
-        "--think-time", type=float, default=0.0, metavar="S", help="mean of a user's exponential think time"
+        "--think-time", type=number(least=0), default=0.0, metavar="S", help="mean of a user's exponential think time"
     )
     arrivals.add_argument("--self-timed", action="store_true", help="use the trace's own moments (traces always do)")
 
@@ -135,8 +149,7 @@ def build_workload(options: argparse.Namespace, *, rate: float | None = None, nu
     """What the options mean; `rate` and `num_users` are a sweep's, in place of the options' own."""
     name: str = options.dataset_name
     if name == "workload":
-        with _open(_path(options)) as file:
-            workload = read_workload(file)
+        workload = read_workload_file(_path(options))
         return workload if options.num_prompts is None else _cut(workload, options.num_prompts)
     requests = _requests(options)
     if name in _TIMED:
@@ -149,7 +162,8 @@ def build_workload(options: argparse.Namespace, *, rate: float | None = None, nu
     if options.mix is not None:
         requests = prompts.with_bodies(requests, _read_mix(options.mix), seed=options.seed)
     if not requests:
-        raise ConfigurationError(f"the data set {name} has no requests between --from-s and --until-s")
+        when = " between --from-s and --until-s" if name in _TIMED else ""
+        raise ConfigurationError(f"{options.dataset_path} has no requests{when}: there is nothing to send")
     return Workload(name=name, requests=tuple(requests), seed=options.seed, vocab_size=options.vocab_size)
 
 
@@ -189,40 +203,48 @@ def _requests(options: argparse.Namespace) -> list[WorkloadRequest]:
                 seed=seed,
             )
         case _:
-            return _read_requests(name, options)[: options.num_prompts]
+            path = _path(options)
+            with reading(path):
+                return _read_requests(name, path, options)[: options.num_prompts]
 
 
-def _read_requests(name: str, options: argparse.Namespace) -> list[WorkloadRequest]:
-    path = _path(options)
+def _read_requests(name: str, path: Path, options: argparse.Namespace) -> list[WorkloadRequest]:
     match name:
         case "mooncake" | "timed_trace":
-            with _open(path) as file:
+            with opened(path) as file:
                 return traces.read_mooncake(file)
         case "azure":
-            with _open(path) as file:
-                return traces.read_azure(io.TextIOWrapper(file))
+            with opened(path) as file:
+                return traces.read_azure(io.TextIOWrapper(file, encoding="utf-8"))
         case "servegen":
-            if options.servegen_rates is None:
-                raise ConfigurationError("a ServeGen client has two files: give its trace.csv with --servegen-rates")
-            with _open(path) as lengths, _open(options.servegen_rates) as rates:
-                return traces.read_servegen_client(
-                    path.stem,
-                    io.TextIOWrapper(rates),
-                    msgspec.json.decode(lengths.read()),
-                    from_s=options.from_s,
-                    until_s=options.until_s,
-                    seed=options.seed,
-                )
+            return _read_servegen(path, options)
         case "agentic":
             return [r for document in _documents(path) for r in traces.read_agentic_session(document)]
         case _:
-            with _open(path) as file:
+            with opened(path) as file:
                 first = file.read(1)
                 file.seek(0)
                 lines: Sequence[bytes] | IO[bytes] = file
                 if first == b"[":  # ShareGPT as one JSON array
                     lines = [msgspec.json.encode(row) for row in msgspec.json.decode(file.read())]
-                return traces.read_messages(lines, num_output_tokens=int(options.output_len))
+                return traces.read_messages(lines, outputs=parse_lengths(options.output_len), seed=options.seed)
+
+
+def _read_servegen(path: Path, options: argparse.Namespace) -> list[WorkloadRequest]:
+    rates_path: Path | None = options.servegen_rates
+    if rates_path is None:
+        raise ConfigurationError("a ServeGen client has two files: give its trace.csv with --servegen-rates")
+    with opened(path) as file:
+        histograms = msgspec.json.decode(file.read())
+    with reading(rates_path), opened(rates_path) as rates:
+        return traces.read_servegen_client(
+            path.stem,
+            io.TextIOWrapper(rates, encoding="utf-8"),
+            histograms,
+            from_s=options.from_s,
+            until_s=options.until_s,
+            seed=options.seed,
+        )
 
 
 def _within(requests: Sequence[WorkloadRequest], options: argparse.Namespace) -> list[WorkloadRequest]:
@@ -266,12 +288,21 @@ def _cut(workload: Workload, num_requests: int) -> Workload:
     return msgspec.structs.replace(workload, requests=workload.requests[:num_requests])
 
 
+class _MixEntry(msgspec.Struct):
+    weight: Annotated[float, msgspec.Meta(ge=0)]
+    body: dict[str, Any]
+
+
 def _read_mix(path: Path) -> dict[str, tuple[float, dict[str, Any]]]:
     try:
-        document = msgspec.json.decode(path.read_bytes())
-        return {name: (float(entry["weight"]), dict(entry["body"])) for name, entry in document.items()}
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        entries = msgspec.json.decode(path.read_bytes(), type=dict[str, _MixEntry])
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
         raise ConfigurationError(f'{path} is no mix of the form {{name: {{"weight": w, "body": {{…}}}}}}: {error}') from None
+    if not any(entry.weight for entry in entries.values()):
+        raise ConfigurationError(f"{path}: nothing in this mix has a weight above 0")
+    return {name: (entry.weight, entry.body) for name, entry in entries.items()}
 
 
 def _path(options: argparse.Namespace) -> Path:
@@ -281,13 +312,6 @@ def _path(options: argparse.Namespace) -> Path:
     if not path.exists():
         raise ConfigurationError(f"--dataset-path {path} does not exist")
     return path
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _documents(path: Path) -> Iterator[Any]:

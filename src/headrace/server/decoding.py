@@ -88,13 +88,13 @@ class RequestDecoder(Generic[T]):
             # Rare: look again, slowly, for parameters that are known but refused, and let harmless values through.
             return self._decode_with_refusals(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _not_json(error) from None
+            raise _not_json(error, body) from None
 
     def _decode_with_refusals(self, body: bytes) -> T:
         try:
             fields = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _not_json(error) from None
+            raise _not_json(error, body) from None
         if not isinstance(fields, dict):
             raise InvalidRequestError("the body must be a JSON object")
         try:
@@ -195,7 +195,9 @@ def _path(path: str, name: str = "") -> str:
     return ".".join(part for part in (path.removeprefix("$").removeprefix("."), name) if part)
 
 
-def _not_json(error: Exception) -> InvalidRequestError:
+def _not_json(error: Exception, body: bytes) -> InvalidRequestError:
+    if not body.strip():
+        return InvalidRequestError("the body is empty: send a JSON object", code="invalid_json")
     if isinstance(error, RecursionError):
         return InvalidRequestError("the body is nested too deeply", code="invalid_json")
     return InvalidRequestError(f"the body is not valid JSON: {error}", code="invalid_json")

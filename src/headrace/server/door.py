@@ -39,10 +39,12 @@ class Call:
 
 
 class Reply:
-    """The response, in one piece or as a stream of events."""
+    """The response, in one piece or as a stream of events. `in_chunks`: the client knows HTTP/1.1's way to send what has no
+    length yet; for others a stream is kept until its end."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, *, in_chunks: bool = True) -> None:
         self._send = send
+        self._kept: list[bytes] | None = None if in_chunks else []
         self._started = False
         self.complete = False
         """Everything is sent: the client may go without anything being lost."""
@@ -58,9 +60,16 @@ class Reply:
     async def events(self, events: bytes, *, last: bool = False) -> None:
         """Server-sent events, already framed. The status goes out with the first of them, so that whatever fails before
         has a status of its own."""
+        headers = _STREAM_HEADERS
+        if self._kept is not None:
+            self._kept.append(events)
+            if not last:
+                return
+            events = b"".join(self._kept)
+            headers = [*headers, (b"content-length", str(len(events)).encode())]
         if not self._started:
             self._started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.complete = last
         await self._send({"type": "http.response.body", "body": events, "more_body": not last})
 
@@ -82,7 +91,7 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = self._services.clock.now()
-        reply = Reply(send)
+        reply = Reply(send, in_chunks=scope["http_version"] != "1.0")
         try:
             body = await read_body(scope, receive, max_bytes=self._services.config.max_body_bytes)
             call = Call(body=body, request_id=scope["state"]["request_id"], arrived=arrived, services=self._services)

@@ -66,6 +66,7 @@ _COMMON: dict[str, Refusal] = {
 }
 
 CHAT: dict[str, Refusal] = _COMMON | {
+    "prompt": _refuse("a text is continued by /v1/completions, a conversation is given as messages"),
     "functions": _refuse(_TOOLS, []),
     "function_call": _refuse(_TOOLS, "none", "auto"),
     "web_search_options": _refuse("the web is not searched"),
@@ -79,6 +80,7 @@ CHAT: dict[str, Refusal] = _COMMON | {
 }
 
 COMPLETION: dict[str, Refusal] = _COMMON | {
+    "messages": _refuse("a conversation is continued by /v1/chat/completions, a text is given as prompt"),
     "suffix": _refuse("filling in the middle is not supported", ""),
     "prompt_embeds": _refuse("prompts are text or token ids"),
     "return_prompt_text": _refuse("the prompt is what the request holds; echo repeats it", False),

@@ -1,6 +1,7 @@
 """The command line's manners: what it does not know it says, and its exit status tells which kind of thing went wrong."""
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,13 @@ def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_misspelt_command_is_refused_with_the_right_spelling(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'serve'?" in refused(["srve"], capsys)
+
+
+@pytest.mark.parametrize("command", ["serve", "pull", "roofline", "calibrate", "plan"])
+def test_who_gives_the_model_by_an_option_is_told_where_it_stands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    needed = ["x", "--workload", "w", "--slo", "ttft:1"] if command == "plan" else []
+    said = refused([command, *needed, "--model", "org/model"], capsys)
+    assert f"is given without --model: headrace {command}" in said
 
 
 def test_a_word_too_many_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +137,36 @@ def test_an_interruption_is_no_stack_trace(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setitem(command_line._COMMANDS, "version", _command(interrupt))
     assert main(["version"]) == 130
     assert capsys.readouterr().err == "headrace: interrupted\n"
+
+
+_TALKERS = [["--help"], ["serve", "--help"], ["version"], ["simulate", "--num-requests", "3"], ["bench", "--help"]]
+"""Commands that write something and need nothing."""
+
+
+def ended_into(output: int, words: list[str]) -> tuple[int, str]:
+    """Exit status, and what it said besides, of a command that writes where it is told to."""
+    command = [sys.executable, "-m", "headrace.cli.main", *words]
+    ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("words", _TALKERS, ids=" ".join)
+def test_a_pipe_that_nobody_reads_any_more_ends_a_command_without_a_word(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert ended_into(writer, words) == (0, "")
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("words", _TALKERS, ids=" ".join)
+def test_output_that_finds_no_room_is_told_in_one_line(words: list[str]) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        assert ended_into(full, words) == (1, "headrace: the output cannot be written: No space left on device\n")
+    finally:
+        os.close(full)
 
 
 _INTERRUPTED_AT_AN_IMPORT = """

@@ -216,7 +216,7 @@ def test_messages_prompts_and_sharegpts_conversations_are_read() -> None:
         '{"prompt": "once upon"}',
         '{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}',
     ]
-    requests = read_messages(lines, num_output_tokens=30)
+    requests = read_messages(lines, outputs=Fixed(30))
     assert [request.num_output_tokens for request in requests] == [7, 30, 30]
     with pytest.raises(ConfigurationError, match="line 1 has neither"):
         read_messages(['{"text": "x"}'])

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.server.asgi import chat, complete, error_of, make_app
+from tests.unit.server.asgi import call, chat, complete, error_of, make_app
 
 from headrace.server import refusals
 
@@ -27,6 +27,7 @@ REFUSED: dict[str, Any] = {
     "vllm_xargs": {"a": 1},
 }
 REFUSED_IN_CHAT: dict[str, Any] = {
+    "prompt": "once upon",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "web_search_options": {},
@@ -38,7 +39,12 @@ REFUSED_IN_CHAT: dict[str, Any] = {
     "verbosity": "low",
     "best_of": 2,
 }
-REFUSED_IN_COMPLETIONS: dict[str, Any] = {"suffix": "the end", "prompt_embeds": "AAAA", "return_prompt_text": True}
+REFUSED_IN_COMPLETIONS: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hello"}],
+    "suffix": "the end",
+    "prompt_embeds": "AAAA",
+    "return_prompt_text": True,
+}
 
 HARMLESS: dict[str, list[Any]] = {
     "store": [False],
@@ -124,6 +130,26 @@ def test_an_unknown_parameter_is_refused_with_the_nearest_name(sent: str, meant:
     assert error["param"] == sent
     assert error["code"] == "unknown_parameter"
     assert repr(meant) in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "other"),
+    [
+        ("/v1/chat/completions", "prompt", "/v1/completions"),
+        ("/v1/completions", "messages", "/v1/chat/completions"),
+    ],
+)
+def test_what_belongs_to_the_other_door_is_sent_there(path: str, field: str, other: str) -> None:
+    value = "once upon" if field == "prompt" else [{"role": "user", "content": "hello"}]
+    assert other in error_of(call(APP, "POST", path, {field: value}), 400)["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+def test_an_empty_body_is_called_empty(path: str) -> None:
+    headers = {"content-type": "application/json"}
+    error = error_of(call(APP, "POST", path, content=b"", headers=headers), 400)
+    assert "the body is empty" in error["message"]
+    assert error["code"] == "invalid_json"
 
 
 def test_an_unknown_parameter_like_no_other_gets_no_suggestion() -> None:

@@ -75,6 +75,7 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
 Event = Opening | Added | Aborted | PrefixCacheReset | Finished | Planned
 
 _LENGTH_BYTES = 4
+_IS_NONE = "is no recording that `headrace serve --record-steps` made"
 
 
 class RecordingWriter:
@@ -123,10 +124,15 @@ def read_recording(path: Path) -> Iterator[Event]:
             payload = file.read(length)
             if len(header) < _LENGTH_BYTES or len(payload) < length:
                 if not num_events:
-                    raise CheckpointError(f"{path} is no recording that `headrace serve --record-steps` made")
+                    raise CheckpointError(f"{path} {_IS_NONE}")
                 raise CheckpointError(f"{path}: the recording is cut off after {num_events} whole events")
             try:
-                yield decoder.decode(payload)
+                event = decoder.decode(payload)
             except msgspec.DecodeError as error:
                 raise CheckpointError(f"{path}: event {num_events} is not one of this version's: {error}") from error
+            if not num_events and not isinstance(event, Opening):
+                raise CheckpointError(f"{path} {_IS_NONE}: it does not begin with its opening")
+            yield event
             num_events += 1
+        if not num_events:
+            raise CheckpointError(f"{path} {_IS_NONE}: it is empty")

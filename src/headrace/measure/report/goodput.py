@@ -48,9 +48,11 @@ def parse_objectives(pairs: Sequence[str]) -> dict[str, float]:
 def read_objectives(text: str) -> dict[str, float]:
     """A TOML file: a table `slo` with a limit in milliseconds for each name (`ttft_ms = 200`)."""
     try:
-        table = tomllib.loads(text)["slo"]
-    except (tomllib.TOMLDecodeError, KeyError) as error:
-        raise ConfigurationError(f"the SLO file needs a table [slo] with lines such as ttft_ms = 200 ({error})") from None
+        table = tomllib.loads(text).get("slo")
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"the SLO file is no TOML: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigurationError("the SLO file needs a table [slo] with lines such as ttft_ms = 200")
     return {name.removesuffix("_ms"): _limit(name.removesuffix("_ms"), value) for name, value in table.items()}
 
 

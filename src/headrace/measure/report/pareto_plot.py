@@ -4,7 +4,7 @@ Knows geometry. Does not know what the points are, but for their names.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -12,6 +12,8 @@ _WIDTH, _HEIGHT = 860, 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 24, 64, 56
 _LINE = 16
 """From one line of a label to the next."""
+_LETTER = 7.2
+"""The widest that one of a name's letters is on average."""
 _COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 _NUM_TICKS = 5
 
@@ -19,9 +21,9 @@ _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2937; } .dim { fill: #6b7280; }
 .title { font-size: 15px; font-weight: 600; }
 .grid { stroke: #e5e7eb; } .frontier { stroke: #374151; stroke-width: 1.5; fill: none; } .page { fill: #fff; }
-.chosen { fill: none; stroke: #dc2626; stroke-width: 2; }
+.chosen { fill: none; stroke: #dc2626; stroke-width: 2; } .label { paint-order: stroke; stroke: #fff; stroke-width: 4; }
 @media (prefers-color-scheme: dark) { text { fill: #e5e7eb; } .dim { fill: #9ca3af; } .page { fill: #111827; }
-.grid { stroke: #1f2937; } .frontier { stroke: #d1d5db; } }
+.label { stroke: #111827; } .grid { stroke: #1f2937; } .frontier { stroke: #d1d5db; } }
 """
 
 
@@ -42,39 +44,55 @@ class ParetoPoint:
 
 def pareto_svg(title: str, points: Sequence[ParetoPoint]) -> str:
     """A whole file. Points of one series share a colour; the chosen one has a ring."""
+    series = {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(sorted({p.series for p in points}))}
+    legend, top = _legend(series, any(point.is_square for point in points))
     widest, highest = (_round_end(max((getattr(point, axis) for point in points), default=1.0)) for axis in "xy")
 
     def place(point: ParetoPoint) -> tuple[float, float]:
         x = _LEFT + point.x / widest * (_WIDTH - _LEFT - _RIGHT)
-        return x, _HEIGHT - _BOTTOM - point.y / highest * (_HEIGHT - _TOP - _BOTTOM)
+        return x, _HEIGHT - _BOTTOM - point.y / highest * (_HEIGHT - top - _BOTTOM)
 
-    series = {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(sorted({p.series for p in points}))}
     frontier = sorted(place(point) for point in points if point.is_on_frontier)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" width="{_WIDTH}">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style>",
         f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}"/>',
         f'<text class="title" x="{_LEFT}" y="26">{escape(title)}</text>',
-        *_axes(widest, highest),
+        *legend,
+        *_axes(widest, highest, top),
         f'<polyline class="frontier" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in frontier)}"/>',
     ]
-    for point in points:
+    for point in sorted(points, key=lambda point: point.is_chosen):  # its words lie above all others
         x, y = place(point)
         parts.append(_mark(x, y, point, series[point.series]))
         if point.is_chosen:
             parts.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
             side, anchor = (13, "start") if x < _WIDTH / 2 else (-13, "end")
-            for number, line in enumerate(point.label.splitlines()):
-                down = y + 4 + _LINE * number
-                parts.append(f'<text x="{x + side:.1f}" y="{down:.1f}" text-anchor="{anchor}">{escape(line)}</text>')
-    at = float(_LEFT)
-    for name, color in series.items():
-        parts.append(f'<circle cx="{at + 5:.0f}" cy="45" r="5" fill="{color}"/>')
-        parts.append(f'<text x="{at + 15:.0f}" y="49">{escape(name)}</text>')
-        at += 30 + 7.2 * len(name)
-    if any(point.is_square for point in points):
-        parts.append(f'<text class="dim" x="{at:.0f}" y="49">circles aggregated, squares disaggregated</text>')
+            lines = point.label.splitlines()
+            first = min(y + 4, _HEIGHT - _BOTTOM - 4 - _LINE * (len(lines) - 1))  # above the axis' own numbers
+            for number, line in enumerate(lines):
+                at = f'x="{x + side:.1f}" y="{first + _LINE * number:.1f}"'
+                parts.append(f'<text class="label" {at} text-anchor="{anchor}">{escape(line)}</text>')
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _legend(series: Mapping[str, str], has_squares: bool) -> tuple[list[str], float]:
+    """What colours and forms mean, in as many lines as that takes; and where the plot may begin below it."""
+    entries: list[tuple[str, str | None]] = [*series.items()]
+    if has_squares:
+        entries.append(("circles aggregated, squares disaggregated", None))
+    parts, x, y = [], float(_LEFT), float(_TOP - 15)
+    for name, color in entries:
+        width = _LETTER * len(name) + (15 if color else 0)
+        if x > _LEFT and x + width > _WIDTH - _RIGHT:
+            x, y = float(_LEFT), y + _LINE
+        if color:
+            parts.append(f'<circle cx="{x + 5:.0f}" cy="{y - 4:.0f}" r="5" fill="{color}"/>')
+            parts.append(f'<text x="{x + 15:.0f}" y="{y:.0f}">{escape(name)}</text>')
+        else:
+            parts.append(f'<text class="dim" x="{x:.0f}" y="{y:.0f}">{escape(name)}</text>')
+        x += width + 15
+    return parts, y + 15
 
 
 def _mark(x: float, y: float, point: ParetoPoint, color: str) -> str:
@@ -105,14 +123,14 @@ def _tick(value: float) -> str:
     return f"{value:,.6g}"
 
 
-def _axes(widest: float, highest: float) -> list[str]:
+def _axes(widest: float, highest: float, top: float) -> list[str]:
     parts = []
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     for tick in range(_NUM_TICKS + 1):
         share = tick / _NUM_TICKS
-        x, y = _LEFT + share * (right - _LEFT), bottom - share * (bottom - _TOP)
+        x, y = _LEFT + share * (right - _LEFT), bottom - share * (bottom - top)
         parts += [
-            f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom}"/>',
+            f'<line class="grid" x1="{x:.1f}" y1="{top:.0f}" x2="{x:.1f}" y2="{bottom}"/>',
             f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>',
             f'<text class="dim" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{_tick(share * widest)}</text>',
             f'<text class="dim" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_tick(share * highest)}</text>',
@@ -120,7 +138,7 @@ def _axes(widest: float, highest: float) -> list[str]:
     middle = (_LEFT + right) / 2
     parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 14}" text-anchor="middle">tokens per second of one user</text>')
     parts.append(
-        f'<text transform="translate(18 {(_TOP + bottom) / 2:.0f}) rotate(-90)" text-anchor="middle">'
+        f'<text transform="translate(18 {(top + bottom) / 2:.0f}) rotate(-90)" text-anchor="middle">'
         "tokens per second of one GPU</text>"
     )
     return parts

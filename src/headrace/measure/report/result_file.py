@@ -7,7 +7,7 @@ that `vllm bench serve --save-detailed` wrote, the records are made from its lis
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from headrace.base.units import nanos, seconds
 from headrace.measure.report.record import RequestRecord, Run, RunFacts
 from headrace.measure.report.statistics import Distribution
 from headrace.measure.report.summary import Summary
+from headrace.measure.report.table import TITLES
 
 DEFAULT_METRICS = ("ttft", "tpot", "itl", "e2el")
 _VERSION = 1
@@ -65,6 +66,8 @@ def result_document(
 
 _OUR_NAMES = {"e2el_including_client_queue": "e2el"}
 """Our latencies count from the intended send anyway."""
+KNOWN_METRICS = (*TITLES, *_OUR_NAMES)
+"""What may have statistics at the top of a result file."""
 
 
 def _vllm_statistics(name: str, found: Distribution) -> dict[str, float]:
@@ -122,14 +125,42 @@ def _read_result(data: bytes, name: str) -> Run:
     raise ConfigurationError(f"{name} holds no requests; with `vllm bench serve`, use --save-detailed")
 
 
+class _VllmResult(msgspec.Struct):
+    """What of a file of `vllm bench serve --save-detailed` says how each request fared; seconds."""
+
+    duration: Annotated[float, msgspec.Meta(gt=0)]
+    ttfts: list[float]
+    itls: list[list[float]]
+    input_lens: list[int]
+    output_lens: list[int]
+    start_times: list[float] | None = None
+    queue_times: list[float] | None = None
+    latencies: list[float] | None = None
+    errors: list[str | None] | None = None
+    request_rate: float | str | None = None
+    max_concurrency: int | None = None
+    label: str | None = None
+    date: str = ""
+    endpoint_type: str = ""
+    model_id: str = ""
+
+
 def _from_vllm(document: dict[str, Any], name: str) -> Run:
-    starts = document.get("start_times") or [0.0] * len(document["ttfts"])
-    waits = document.get("queue_times") or [0.0] * len(starts)
-    origin = min((s - w for s, w in zip(starts, waits, strict=True)), default=0.0)
+    try:
+        found = msgspec.convert(document, _VllmResult)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{name} is no result file: {error}") from None
+    number = len(found.ttfts)
+    starts, waits = found.start_times or [0.0] * number, found.queue_times or [0.0] * number
+    errors, wholes = found.errors or [""] * number, found.latencies or [0.0] * number
+    for lists in (found.itls, found.input_lens, found.output_lens, starts, waits, errors, wholes):
+        if len(lists) != number:
+            raise ConfigurationError(
+                f"{name} is no result file: it has {number} first tokens, and {len(lists)} of another list"
+            )
+    origin = min((start - wait for start, wait in zip(starts, waits, strict=True)), default=0.0)
     records = []
-    for index, (ttft, itls, start, wait) in enumerate(zip(document["ttfts"], document["itls"], starts, waits, strict=True)):
-        error = (document.get("errors") or [""] * len(starts))[index]
-        whole = (document.get("latencies") or [None] * len(starts))[index] or ttft + math.fsum(itls)
+    for index, (ttft, itls, start, wait) in enumerate(zip(found.ttfts, found.itls, starts, waits, strict=True)):
         sent = nanos(start - origin)
         records.append(
             RequestRecord(
@@ -138,22 +169,21 @@ def _from_vllm(document: dict[str, Any], name: str) -> Run:
                 sent_ns=Nanos(sent),
                 first_chunk_ns=Nanos(sent + nanos(ttft)) if ttft else None,
                 gaps_ns=tuple(Nanos(nanos(gap)) for gap in itls),
-                finished_ns=Nanos(sent + nanos(whole)),
-                num_prompt_tokens=document["input_lens"][index],
-                num_output_tokens=document["output_lens"][index],
-                error="failed" if error else "",
-                error_detail=str(error or ""),
+                finished_ns=Nanos(sent + nanos(wholes[index] or ttft + math.fsum(itls))),
+                num_prompt_tokens=found.input_lens[index],
+                num_output_tokens=found.output_lens[index],
+                error="failed" if errors[index] else "",
+                error_detail=errors[index] or "",
             )
         )
-    rate = document.get("request_rate")
     facts = RunFacts(
         source="live",
-        duration_ns=Nanos(nanos(document["duration"])),
-        label=str(document.get("label") or name),
-        date=str(document.get("date", "")),
-        backend=str(document.get("endpoint_type", "")),
-        model=str(document.get("model_id", "")),
-        request_rate=float(rate) if rate not in (None, "inf") else None,
-        max_concurrency=document.get("max_concurrency"),
+        duration_ns=Nanos(nanos(found.duration)),
+        label=found.label or name,
+        date=found.date,
+        backend=found.endpoint_type,
+        model=found.model_id,
+        request_rate=found.request_rate if isinstance(found.request_rate, float) else None,
+        max_concurrency=found.max_concurrency,
     )
     return Run(facts=facts, records=tuple(records))

@@ -10,12 +10,12 @@ from html import escape
 from headrace.measure.report.roofline import Ceilings, PlacedKernel, PlacedPhase
 from headrace.measure.report.table import figure
 
-_WIDTH, _HEIGHT = 900, 560
+_LEAST_WIDTH, _HEIGHT = 900, 560
 _NUM_NAMED = 8
 """Kernels of a phase that have a number in the plot and a name under it: the slowest."""
 _COLUMN, _LINE = 275, 17
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 24, 92, 52
-_COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed")
+_COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 _SHOWN_SHARE = 0.005
 """Of its step: a kernel that takes less is left out."""
 
@@ -32,13 +32,14 @@ text { font: 12px system-ui, sans-serif; fill: #1f2937; } .dim { fill: #6b7280; 
 class _Plane:
     """Both axes go by powers of ten."""
 
-    def __init__(self, x: tuple[float, float], y: tuple[float, float]) -> None:
+    def __init__(self, x: tuple[float, float], y: tuple[float, float], width: float) -> None:
         self.low_x, self.high_x = x
         self.low_y, self.high_y = y
+        self.right = width - _RIGHT
 
     def x(self, value: float) -> float:
         share = math.log10(max(value, self.low_x) / self.low_x) / math.log10(self.high_x / self.low_x)
-        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + share * (self.right - _LEFT)
 
     def y(self, value: float) -> float:
         share = math.log10(max(value, self.low_y) / self.low_y) / math.log10(self.high_y / self.low_y)
@@ -46,13 +47,13 @@ class _Plane:
 
 
 def roofline_svg(title: str, ceilings: Ceilings, phases: Sequence[PlacedPhase]) -> str:
-    """A whole file. A circle's area is its kernel's share of its step."""
-    height = _HEIGHT + (_NUM_NAMED + 1) * _LINE
-    plane = _plane(ceilings, phases)
+    """A whole file, as wide as its phases need. A circle's area is its kernel's share of its step."""
+    width, height = max(_LEAST_WIDTH, _LEFT + len(phases) * _COLUMN), _HEIGHT + (_NUM_NAMED + 1) * _LINE
+    plane = _plane(ceilings, phases, width)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" width="{_WIDTH}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" width="{width}">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style>",
-        f'<rect class="page" width="{_WIDTH}" height="{height}"/>',
+        f'<rect class="page" width="{width}" height="{height}"/>',
         f'<text class="title" x="{_LEFT}" y="26">{escape(title)}</text>',
         *_grid(plane),
         *_roofs(ceilings, plane),
@@ -75,13 +76,13 @@ def _shown(phase: PlacedPhase) -> list[PlacedKernel]:
     return [k for k in phase.kernels if k.operations and k.step_ns >= _SHOWN_SHARE * phase.step_ns]
 
 
-def _plane(ceilings: Ceilings, phases: Sequence[PlacedPhase]) -> _Plane:
+def _plane(ceilings: Ceilings, phases: Sequence[PlacedPhase], width: float) -> _Plane:
     """Whole powers of ten around everything that is shown."""
     kernels = [kernel for phase in phases for kernel in _shown(phase)]
     intensities = [kernel.intensity for kernel in kernels] or [1.0]
     rates = [kernel.operations_per_s / 1e9 for kernel in kernels] or [1.0]
     top = max(peak.all_threads for peak in ceilings.peaks) / 1e9
-    return _Plane(_powers(min(intensities), max(intensities)), _powers(min(rates), max(top, *rates)))
+    return _Plane(_powers(min(intensities), max(intensities)), _powers(min(rates), max(top, *rates)), width)
 
 
 def _powers(low: float, high: float) -> tuple[float, float]:
@@ -101,9 +102,9 @@ def _grid(plane: _Plane) -> Iterator[str]:
         yield f'<text class="dim" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{10.0**exponent:g}</text>'
     for exponent in range(round(math.log10(plane.low_y)), round(math.log10(plane.high_y)) + 1):
         y = plane.y(10.0**exponent)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<line class="grid" x1="{_LEFT}" x2="{plane.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="dim" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**exponent:g}</text>'
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    middle = (_LEFT + plane.right) / 2
     words = "operations per byte read and written; below, each with its share of its roof"
     yield f'<text x="{middle}" y="{_HEIGHT - 12}" text-anchor="middle">{words}</text>'
     yield f'<text x="{_LEFT}" y="{_TOP - 12}">Gop/s</text>'
@@ -131,9 +132,9 @@ def _roofs(ceilings: Ceilings, plane: _Plane) -> Iterator[str]:
     for peak in ceilings.peaks:
         y, start = plane.y(peak.all_threads / 1e9), plane.x(min(peak.all_threads / slowest, plane.high_x))
         nearest = plane.x(min(peak.all_threads / ceilings.levels[0].all_threads, plane.high_x))
-        yield f'<line class="roof" x1="{min(start, nearest):.1f}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<line class="roof" x1="{min(start, nearest):.1f}" x2="{plane.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
         words = f"{peak.kind} {figure(peak.all_threads / 1e9)} Gop/s ({peak.instruction})"
-        yield f'<text class="dim" x="{_WIDTH - _RIGHT}" y="{y - 5:.1f}" text-anchor="end">{escape(words)}</text>'
+        yield f'<text class="dim" x="{plane.right}" y="{y - 5:.1f}" text-anchor="end">{escape(words)}</text>'
 
 
 def _kernel(kernel: PlacedKernel, phase: PlacedPhase, color: str, plane: _Plane, number: str) -> Iterator[str]:

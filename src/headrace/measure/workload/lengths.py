@@ -10,6 +10,9 @@ from typing import Protocol
 from headrace.base.errors import ConfigurationError
 from headrace.base.rng import Random
 
+_MOST = 1 << 20
+"""Tokens of anything that is drawn from a curve: its tail has no end."""
+
 
 class Lengths(Protocol):
     def draw(self, rng: Random) -> int:
@@ -41,7 +44,7 @@ class LogNormal:
 
     mean: float
     variation: float
-    most: int = 1 << 20
+    most: int = _MOST
 
     def draw(self, rng: Random) -> int:
         variance = math.log(1 + self.variation**2)
@@ -55,6 +58,8 @@ class Empirical:
     def __init__(self, weights: Mapping[int, float]) -> None:
         self._values = [max(1, value) for value in sorted(weights)]
         self._cumulated = list(accumulate(weights[value] for value in sorted(weights)))
+        if not all(0 <= weight < math.inf for weight in weights.values()):
+            raise ConfigurationError("the weights of an empirical distribution are finite numbers, none of them negative")
         if not self._cumulated or self._cumulated[-1] <= 0:
             raise ConfigurationError("an empirical distribution needs at least one length with a weight above 0")
 
@@ -74,10 +79,12 @@ def parse_lengths(text: str) -> Lengths:
         match kind, rest.split(":"):
             case "uniform", [low, high] if 1 <= int(low) <= int(high):
                 return Uniform(int(low), int(high))
-            case "lognormal", [mean, variation] if float(mean) >= 1 and float(variation) >= 0:
+            case "lognormal", [mean, variation] if 1 <= float(mean) <= _MOST and 0 <= float(variation) <= _MOST:
                 return LogNormal(float(mean), float(variation))
             case "empirical", [pairs]:
-                return Empirical({int(k): float(v) for k, _, v in (pair.partition("=") for pair in pairs.split(","))})
+                counted = {int(k): float(v) for k, _, v in (pair.partition("=") for pair in pairs.split(","))}
+                if min(counted) >= 1:
+                    return Empirical(counted)
             case number, [""] if int(number) >= 1:
                 return Fixed(int(number))
     except ValueError:

@@ -1,30 +1,37 @@
-"""Public traces as workloads. Every reader takes lines or parsed data; none opens a file.
+"""Public traces as workloads. Every reader takes lines or parsed data; none opens a file. What a trace says that makes no
+sense is a ConfigurationError, whatever it is: these files come from elsewhere.
 
 A trace's block hashes become segments with those keys, so a server that caches prefixes finds again exactly what the trace
 says was seen before.
 """
 
 import ast
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeGuard, TypeVar
 
 import msgspec
 
 from headrace.base.errors import ConfigurationError
 from headrace.base.rng import stream
-from headrace.measure.workload.lengths import Empirical
+from headrace.measure.workload.lengths import Empirical, Fixed, Lengths
 from headrace.measure.workload.request import ChatPrompt, Prompt, Segment, TextPrompt, TokenPrompt, WorkloadRequest
 
 _T = TypeVar("_T")
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Wait = Annotated[float, msgspec.Meta(ge=0)]
+_AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
 MOONCAKE_BLOCK_SIZE = 512
+_USUAL_ANSWER = Fixed(128)
 
 
 class _MooncakeRow(msgspec.Struct):
-    timestamp: float  # milliseconds
-    input_length: int
-    output_length: int
+    timestamp: _Wait  # milliseconds
+    input_length: _AtLeastOne
+    output_length: _Count
     hash_ids: list[int]
 
 
@@ -97,7 +104,11 @@ def read_servegen_client(
     Gaps are Gamma or Weibull with the window's fitted shape and scale, or exponential where nothing was fitted. A window
     without histograms takes those of the last window that had some.
     """
-    windows = [_ServeGenWindow(line) for line in rate_lines if line.strip()]
+    if not isinstance(histograms, dict):
+        raise ConfigurationError("a ServeGen data set is a JSON object of windows, each with histograms of lengths")
+    windows = [_ServeGenWindow(line, number) for number, line in enumerate(rate_lines, start=1) if line.strip()]
+    if not windows:
+        raise ConfigurationError("there is no window: lines are start,rate,cv,family,shape,scale")
     rng = stream(seed, f"servegen {name}")
     requests: list[WorkloadRequest] = []
     lengths: tuple[Empirical, Empirical] | None = None
@@ -121,10 +132,15 @@ def read_servegen_client(
 
 
 class _ServeGenWindow:
-    def __init__(self, line: str) -> None:
-        start, rate, _cv, family, shape, scale = line.strip().split(",")
-        self.start_s, self.rate, self.family = float(start), float(rate), family
-        self.shape, self.scale = float(shape or 0), float(scale or 0)
+    def __init__(self, line: str, number: int) -> None:
+        try:
+            start, rate, _cv, self.family, shape, scale = line.strip().split(",")
+            figures = [float(start), float(rate), float(shape or 0), float(scale or 0)]
+        except ValueError:
+            figures = [math.nan]
+        if not all(map(math.isfinite, figures)):
+            raise ConfigurationError(f"line {number} is not start,rate,cv,family,shape,scale: {line.strip()!r}")
+        self.start_s, self.rate, self.shape, self.scale = figures
 
     def draw_gap(self, rng: Any) -> float:
         """At least a microsecond, so that a degenerate fit still ends."""
@@ -141,8 +157,31 @@ def _servegen_lengths(window: Mapping[str, str]) -> tuple[Empirical, Empirical] 
     """Histograms are Python dictionaries written as text; `literal_eval` reads literals and runs nothing."""
     if "input_tokens" not in window or "output_tokens" not in window:
         return None
-    inputs, outputs = ast.literal_eval(window["input_tokens"]), ast.literal_eval(window["output_tokens"])
+    try:
+        inputs, outputs = (
+            msgspec.convert(ast.literal_eval(window[name]), dict[int, float]) for name in ("input_tokens", "output_tokens")
+        )
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ConfigurationError(f"a histogram of lengths cannot be read: {error}") from None
     return (Empirical(inputs), Empirical(outputs)) if inputs and outputs else None
+
+
+class _AgenticSession(msgspec.Struct):
+    id: str
+    block_size: _AtLeastOne
+    requests: list[dict[str, Any]]
+
+
+class _AgenticTurn(msgspec.Struct):
+    num_prompt_tokens: _Count = msgspec.field(name="in")
+    num_output_tokens: _Count = msgspec.field(name="out")
+    hash_ids: list[int]
+    think_time: float = 0.0  # seconds
+
+
+class _Subagent(msgspec.Struct):
+    agent_id: str
+    requests: list[dict[str, Any]]
 
 
 def read_agentic_session(document: Mapping[str, Any]) -> list[WorkloadRequest]:
@@ -151,8 +190,8 @@ def read_agentic_session(document: Mapping[str, Any]) -> list[WorkloadRequest]:
     A turn starts its recorded think time after the end of the turn before it. A subagent's first turn waits for the turn
     that started it; the main session goes on when its own next turn would, not when the subagent ends.
     """
-    scope, block_size = f"{document['id']}/", int(document["block_size"])
-    return _agentic_turns(document["requests"], str(document["id"]), scope, block_size, parent="")
+    session = _converted(document, _AgenticSession, "a session")
+    return _agentic_turns(session.requests, session.id, f"{session.id}/", session.block_size, parent="")
 
 
 def _agentic_turns(
@@ -161,39 +200,44 @@ def _agentic_turns(
     made: list[WorkloadRequest] = []
     before = parent
     for index, row in enumerate(rows):
-        if row["type"] == "subagent":
-            made += _agentic_turns(row["requests"], f"{name}.{row['agent_id']}", scope, block_size, parent=before)
+        if row.get("type") == "subagent":
+            subagent = _converted(row, _Subagent, f"request {index} of {name}")
+            made += _agentic_turns(subagent.requests, f"{name}.{subagent.agent_id}", scope, block_size, parent=before)
             continue
+        turn = _converted(row, _AgenticTurn, f"request {index} of {name}")
         request_id = f"{name}.{index}"
         made.append(
             WorkloadRequest(
                 request_id=request_id,
-                prompt=_blocks(row["hash_ids"], max(1, row["in"]), block_size, scope=scope),
-                num_output_tokens=max(1, row["out"]),
+                prompt=_blocks(turn.hash_ids, max(1, turn.num_prompt_tokens), block_size, scope=scope),
+                num_output_tokens=max(1, turn.num_output_tokens),
                 after=before,
-                at_s=max(0.0, float(row.get("think_time", 0.0))) if before else 0.0,
+                at_s=max(0.0, turn.think_time) if before else 0.0,
             )
         )
         before = request_id
     return made
 
 
-def read_messages(lines: Iterable[str | bytes], *, num_output_tokens: int = 128) -> list[WorkloadRequest]:
+def read_messages(lines: Iterable[str | bytes], *, outputs: Lengths = _USUAL_ANSWER, seed: int = 0) -> list[WorkloadRequest]:
     """Any JSON lines with `messages` (OpenAI's), `prompt` (a text), or `conversations` (ShareGPT's, its first human turn).
 
-    `output_tokens` or `max_tokens` of a row, where it is there, says how long its answer may be.
+    `output_tokens` or `max_tokens` of a row, where it is there, says how long its answer may be; elsewhere that is drawn.
     """
+    rng = stream(seed, "lengths")
     requests: list[WorkloadRequest] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         row = _decoded(msgspec.json.Decoder(dict[str, Any]), line, number)
-        length = row.get("output_tokens") or row.get("max_tokens") or num_output_tokens
+        length = row.get("output_tokens") or row.get("max_tokens") or outputs.draw(rng)
+        if not isinstance(length, int) or length < 1:
+            raise ConfigurationError(f"line {number}: an answer has a whole number of tokens, at least 1, not {length!r}")
         requests.append(
             WorkloadRequest(
                 request_id=f"m{len(requests)}",
                 prompt=_message_prompt(row, number),
-                num_output_tokens=int(length),
+                num_output_tokens=length,
                 ignore_eos=False,
             )
         )
@@ -201,14 +245,26 @@ def read_messages(lines: Iterable[str | bytes], *, num_output_tokens: int = 128)
 
 
 def _message_prompt(row: Mapping[str, Any], number: int) -> Prompt:
-    if isinstance(row.get("messages"), list):
-        return ChatPrompt(tuple(row["messages"]))
+    if _is_list_of_objects(messages := row.get("messages")):
+        return ChatPrompt(tuple(messages))
     if isinstance(row.get("prompt"), str):
         return TextPrompt(row["prompt"])
-    for turn in row.get("conversations") or ():
-        if turn.get("from") in ("human", "user"):
-            return ChatPrompt(({"role": "user", "content": turn["value"]},))
+    if _is_list_of_objects(turns := row.get("conversations")):
+        for turn in turns:
+            if turn.get("from") in ("human", "user") and isinstance(turn.get("value"), str):
+                return ChatPrompt(({"role": "user", "content": turn["value"]},))
     raise ConfigurationError(f"line {number} has neither `messages`, nor `prompt`, nor `conversations` with a human turn")
+
+
+def _is_list_of_objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _converted(row: Any, kind: type[_T], what: str) -> _T:
+    try:
+        return msgspec.convert(row, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{what} cannot be read: {error}") from None
 
 
 def _decoded(decoder: "msgspec.json.Decoder[_T]", line: str | bytes, number: int) -> _T:
