@@ -39,9 +39,11 @@ class PrefixIndex:
         holders, bit = self._holders, 1 << endpoint
         get, renew = holders.get, holders.move_to_end
         for block_hash in reversed(block_hashes):
-            bits = get(block_hash, 0)
-            if bits:
-                renew(block_hash)
+            bits = get(block_hash)
+            if bits is None:
+                holders[block_hash] = bit  # one number for all: with many endpoints it is a large one
+                continue
+            renew(block_hash)
             if not bits & bit:
                 holders[block_hash] = bits | bit
         while len(holders) > self._max_blocks:
