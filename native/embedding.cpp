@@ -15,155 +15,101 @@ uint16_t bits_at(const uint8_t* p) {
     return bits;
 }
 
-void read_q4_0(const uint8_t* row, int n, float* out) {
-    for (int b = 0; b < n / 32; ++b, row += 18, out += 32) {
-        const float d = half_to_float(bits_at(row));
-        for (int i = 0; i < 16; ++i) {
-            out[i] = float(int(row[2 + i] & 15) - 8) * d;
-            out[i + 16] = float(int(row[2 + i] >> 4) - 8) * d;
+// What the integers of one part of a block are multiples of, in its first half and in its second, and what is added to them.
+struct Scales {
+    float first, second, minimum;
+};
+
+template <Format kFormat>
+Scales scales_of(const uint8_t* block, int part) {
+    const auto half = [block](int at) { return half_to_float(bits_at(block + at)); };
+    if constexpr (kFormat == Format::Q4_K || kFormat == Format::Q5_K) {
+        const SixBitMultipliers multipliers = six_bit_multipliers(block + 4, part);
+        const float scale = half(0) * float(multipliers.scale);
+        return {scale, scale, -(half(2) * float(multipliers.minimum))};
+    } else if constexpr (kFormat == Format::Q6_K) {
+        const auto scale = [&](int at) { return half(208) * float(int8_t(block[192 + part * 2 + at])); };
+        return {scale(0), scale(1), 0.0f};
+    } else if constexpr (kFormat == Format::Q4_1 || kFormat == Format::Q5_1) {
+        return {half(0), half(0), half(2)};
+    } else {
+        return {half(0), half(0), 0.0f};
+    }
+}
+
+template <Format kFormat>
+int signed_integer(uint8_t stored) {
+    if constexpr (kFormat == Format::Q4_0) return int(stored) - 8;
+    else if constexpr (kFormat == Format::Q5_0) return int(stored) - 16;
+    else if constexpr (kFormat == Format::Q6_K) return int(stored) - 32;
+    else if constexpr (kFormat == Format::Q8_0) return int8_t(stored);
+    else return stored;
+}
+
+template <Format kFormat, bool kHasMinima>
+void read_blocks(const Storage& storage, const uint8_t* row, int n, float* out) {
+    const int num_parts = storage.block_numbers / kBlock;
+    uint8_t integers[kBlock];
+    for (int b = 0; b < n / kBlock; ++b, out += kBlock) {
+        const uint8_t* block = row + size_t(b / num_parts) * size_t(storage.block_bytes);
+        read_integers(kFormat, block, b % num_parts, integers);
+        const Scales scales = scales_of<kFormat>(block, b % num_parts);
+        for (int i = 0; i < kBlock; ++i) {
+            out[i] = float(signed_integer<kFormat>(integers[i])) * (i < kBlock / 2 ? scales.first : scales.second);
+            if (kHasMinima) out[i] += scales.minimum;  // without any, it would make zeros of negative zeros
         }
     }
 }
 
-void read_q4_1(const uint8_t* row, int n, float* out) {
-    for (int b = 0; b < n / 32; ++b, row += 20, out += 32) {
-        const float d = half_to_float(bits_at(row)), m = half_to_float(bits_at(row + 2));
-        for (int i = 0; i < 16; ++i) {
-            out[i] = float(row[4 + i] & 15) * d + m;
-            out[i + 16] = float(row[4 + i] >> 4) * d + m;
-        }
-    }
-}
-
-// 32 nibbles, and the fifth bit of each: both in reading order once the nibbles' two planes are laid one behind the other.
-int five_bits(const uint8_t* nibbles, uint32_t fifths, int i) {
-    const int low = i < 16 ? nibbles[i] & 15 : nibbles[i - 16] >> 4;
-    return low | int(fifths >> i & 1) << 4;
-}
-
-uint32_t word_at(const uint8_t* p) {
-    uint32_t word;
-    std::memcpy(&word, p, 4);
-    return word;
-}
-
-void read_q5_0(const uint8_t* row, int n, float* out) {
-    for (int b = 0; b < n / 32; ++b, row += 22, out += 32) {
-        const float d = half_to_float(bits_at(row));
-        for (int i = 0; i < 32; ++i) out[i] = float(five_bits(row + 6, word_at(row + 2), i) - 16) * d;
-    }
-}
-
-void read_q5_1(const uint8_t* row, int n, float* out) {
-    for (int b = 0; b < n / 32; ++b, row += 24, out += 32) {
-        const float d = half_to_float(bits_at(row)), m = half_to_float(bits_at(row + 2));
-        for (int i = 0; i < 32; ++i) out[i] = float(five_bits(row + 8, word_at(row + 4), i)) * d + m;
-    }
-}
-
-// Eight six-bit scales and minima in 12 bytes: the first four of each lie below the upper pairs of the last four, whose low
-// nibbles share the last four bytes.
-int six_bit_scale(const uint8_t* packed, int i) {
-    return i < 4 ? packed[i] & 63 : (packed[i + 4] & 15) | (packed[i - 4] >> 2 & 48);
-}
-int six_bit_minimum(const uint8_t* packed, int i) {
-    return i < 4 ? packed[i + 4] & 63 : packed[i + 4] >> 4 | (packed[i] >> 2 & 48);
-}
-
-// Super-blocks of 256: d, dmin, 12 bytes of scales and minima, with kFive 32 bytes of fifth bits in eight planes, nibbles.
-template <bool kFive>
-void read_q45_k(const uint8_t* row, int n, float* out) {
-    for (int b = 0; b < n / 256; ++b, row += kFive ? 176 : 144) {
-        const float d = half_to_float(bits_at(row)), dmin = half_to_float(bits_at(row + 2));
-        const uint8_t* fifths = row + 16;
-        const uint8_t* nibbles = row + (kFive ? 48 : 16);
-        for (int part = 0; part < 8; ++part, out += 32) {
-            const float scale = d * float(six_bit_scale(row + 4, part)), minimum = dmin * float(six_bit_minimum(row + 4, part));
-            for (int i = 0; i < 32; ++i) {
-                int q = nibbles[part / 2 * 32 + i] >> part % 2 * 4 & 15;
-                if (kFive) q |= (fifths[i] >> part & 1) << 4;
-                out[i] = float(q) * scale - minimum;
-            }
-        }
-    }
-}
-
-// Super-blocks of 256: nibbles, upper pairs, 16 scales of a byte, d.
-void read_q6_k(const uint8_t* row, int n, float* out) {
-    for (int b = 0; b < n / 256; ++b, row += 210) {
-        const float d = half_to_float(bits_at(row + 208));
-        for (int part = 0; part < 8; ++part, out += 32) {
-            const int half = part / 4, plane = part % 4;
-            const uint8_t* nibbles = row + half * 64 + plane % 2 * 32;
-            const uint8_t* pairs = row + 128 + half * 32;
-            for (int i = 0; i < 32; ++i) {
-                const int q = (nibbles[i] >> plane / 2 * 4 & 15) | (pairs[i] >> plane * 2 & 3) << 4;
-                out[i] = float(q - 32) * (d * float(int8_t(row[192 + part * 2 + i / 16])));
-            }
-        }
-    }
-}
-
-void read_q8_0(const uint8_t* row, int n, float* out) {
-    for (int b = 0; b < n / 32; ++b, row += 34, out += 32) {
-        const float d = half_to_float(bits_at(row));
-        for (int i = 0; i < 32; ++i) out[i] = float(int8_t(row[2 + i])) * d;
-    }
-}
-
-void read_f16(const uint8_t* row, int n, float* out) {
+void read_f16(const Storage&, const uint8_t* row, int n, float* out) {
     for (int i = 0; i < n; ++i) out[i] = half_to_float(bits_at(row + 2 * i));
 }
 
-void read_bf16(const uint8_t* row, int n, float* out) {
+void read_bf16(const Storage&, const uint8_t* row, int n, float* out) {
     for (int i = 0; i < n; ++i) {
         const uint32_t bits = uint32_t(bits_at(row + 2 * i)) << 16;
         std::memcpy(out + i, &bits, 4);
     }
 }
 
-void read_f32(const uint8_t* row, int n, float* out) { std::memcpy(out, row, size_t(n) * 4); }
+void read_f32(const Storage&, const uint8_t* row, int n, float* out) { std::memcpy(out, row, size_t(n) * 4); }
 
 }  // namespace
 
-EmbeddingTable::Reader EmbeddingTable::reader_of(const std::string& storage, int num_columns, size_t& row_bytes) {
-    const size_t n = size_t(num_columns);
-    const auto blocks = [&](size_t num_bytes, Reader reader, size_t num_numbers = 32) {
-        row_bytes = n % num_numbers ? 0 : n / num_numbers * num_bytes;
-        return reader;
-    };
-    const auto plain = [&](size_t num_bytes, Reader reader) {
-        row_bytes = n * num_bytes;
-        return reader;
-    };
-    if (storage == "Q4_0") return blocks(18, read_q4_0);
-    if (storage == "Q4_1") return blocks(20, read_q4_1);
-    if (storage == "Q5_0") return blocks(22, read_q5_0);
-    if (storage == "Q5_1") return blocks(24, read_q5_1);
-    if (storage == "Q8_0") return blocks(34, read_q8_0);
-    if (storage == "Q4_K") return blocks(144, read_q45_k<false>, 256);
-    if (storage == "Q5_K") return blocks(176, read_q45_k<true>, 256);
-    if (storage == "Q6_K") return blocks(210, read_q6_k, 256);
-    if (storage == "F16") return plain(2, read_f16);
-    if (storage == "BF16") return plain(2, read_bf16);
-    if (storage == "F32") return plain(4, read_f32);
-    return nullptr;
+EmbeddingTable::Reader EmbeddingTable::reader_of(Format format) {
+    switch (format) {
+        case Format::Q4_0: return read_blocks<Format::Q4_0, false>;
+        case Format::Q4_1: return read_blocks<Format::Q4_1, true>;
+        case Format::Q5_0: return read_blocks<Format::Q5_0, false>;
+        case Format::Q5_1: return read_blocks<Format::Q5_1, true>;
+        case Format::Q8_0: return read_blocks<Format::Q8_0, false>;
+        case Format::Q4_K: return read_blocks<Format::Q4_K, true>;
+        case Format::Q5_K: return read_blocks<Format::Q5_K, true>;
+        case Format::Q6_K: return read_blocks<Format::Q6_K, false>;
+        case Format::F16: return read_f16;
+        case Format::BF16: return read_bf16;
+        case Format::F32: return read_f32;
+        default: return nullptr;
+    }
 }
 
 bool EmbeddingTable::knows(const std::string& storage) {
-    size_t row_bytes;
-    return reader_of(storage, 32, row_bytes) != nullptr;
+    const Storage* found = find_storage(storage);
+    return found && reader_of(found->format);
 }
 
 EmbeddingTable::EmbeddingTable(const std::string& storage, const uint8_t* data, size_t num_bytes, int num_columns)
-    : data(data), row_bytes(0), num_columns(num_columns), reader_(reader_of(storage, num_columns, row_bytes)) {
-    if (!reader_) throw std::invalid_argument("rows of " + storage + " are not read here");
+    : data(data), num_columns(num_columns) {
+    if (!knows(storage)) throw std::invalid_argument("rows of " + storage + " are not read here");
+    storage_ = find_storage(storage);
+    reader_ = reader_of(storage_->format);
+    row_bytes = storage_->row_bytes(num_columns);
     if (!row_bytes || num_bytes % row_bytes) throw std::invalid_argument("these bytes are no whole rows");
     num_rows = int64_t(num_bytes / row_bytes);
 }
 
 void EmbeddingTable::read_row(int64_t id, float multiplier, float* out) const {
-    reader_(data + size_t(id) * row_bytes, num_columns, out);
+    reader_(*storage_, data + size_t(id) * row_bytes, num_columns, out);
     if (multiplier != 1.0f)
         for (int i = 0; i < num_columns; ++i) out[i] *= multiplier;
 }

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "stored_blocks.h"
+
 namespace headrace {
 
 struct EmbeddingTable {
@@ -23,8 +25,10 @@ struct EmbeddingTable {
     int num_columns;
 
   private:
-    typedef void (*Reader)(const uint8_t* row, int num_columns, float* out);
-    static Reader reader_of(const std::string& storage, int num_columns, size_t& row_bytes);
+    typedef void (*Reader)(const Storage&, const uint8_t* row, int num_columns, float* out);
+    static Reader reader_of(Format format);  // null where there is none
+
+    const Storage* storage_;
     Reader reader_;
 };
 

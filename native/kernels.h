@@ -31,6 +31,26 @@ enum class Format : uint8_t { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, I4
 
 enum class ScaleType : uint8_t { F16, BF16, F32 };
 
+// Of a format of units: how many blocks one holds, and in how many bytes their scales, and the integers of each.
+struct UnitShape {
+    int num_blocks, scale_bytes, block_bytes;
+
+    constexpr int num_bytes() const { return scale_bytes + num_blocks * block_bytes; }
+};
+constexpr UnitShape unit_shape(Format format) {
+    switch (format) {
+        case Format::Q4_0: return {2, 64, 256};
+        case Format::Q4_1: return {1, 64, 256};
+        case Format::Q5_0: return {2, 64, 320};
+        case Format::Q5_1: return {1, 64, 320};
+        case Format::Q8_0: return {2, 64, 512};
+        case Format::Q4_K: return {8, 320, 256};
+        case Format::Q5_K: return {8, 320, 320};
+        case Format::Q6_K: return {8, 320, 384};
+        default: return {0, 0, 0};  // not held in units
+    }
+}
+
 constexpr int kTileColumns = 16;
 constexpr int kBlock = 32;
 

@@ -11,7 +11,9 @@ LinearLoader::Unpacked LinearLoader::lay_out(const std::vector<StoredRows>& part
     linear->num_in = num_in;
     std::vector<Row> rows;
     for (const StoredRows& part : parts) {
-        const Storage& storage = storage_of(part.storage);
+        const Storage* found = find_storage(part.storage);
+        if (!found) throw std::invalid_argument("no kernel for " + part.storage);
+        const Storage& storage = *found;
         const size_t size = storage.row_bytes(num_in);
         if (size == 0 || part.num_bytes % size) throw std::invalid_argument("these bytes are no whole rows");
         const size_t num_rows = part.num_bytes / size;

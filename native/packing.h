@@ -6,24 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "kernels.h"
+#include "stored_blocks.h"
 
 namespace headrace {
-
-// How a row lies in a file: blocks of so many numbers in so many bytes, behind a head.
-struct Storage {
-    const char* name;
-    Format format;
-    int block_numbers, block_bytes, head_bytes;
-
-    // Raises std::invalid_argument where such rows would not be whole blocks.
-    size_t row_bytes(int num_in) const;
-};
-
-// By the name that `STORAGE_BLOCKS` gives it; raises std::invalid_argument where no kernel takes it.
-const Storage& storage_of(const std::string& name);
 
 // What rows that share a tile have in common.
 struct TileKind {

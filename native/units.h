@@ -63,41 +63,50 @@ constexpr int kOfBytes = 1 << 16;
 template <Format kFormat>
 struct Unit;
 
-struct PlainUnit {
+template <Format kFormat>
+struct UnitLayout {
+    static constexpr UnitShape kShape = unit_shape(kFormat);
+    static constexpr int kBlocks = kShape.num_blocks, kBytes = kShape.num_bytes();
+    static INLINE const uint8_t* integers(const uint8_t* w, int h) { return w + kShape.scale_bytes + kShape.block_bytes * h; }
+};
+
+template <Format kFormat>
+struct PlainUnit : UnitLayout<kFormat> {
     static constexpr bool kHasMinima = false, kHasTwoScales = false, kIsSuper = false;
     static INLINE F scale(const uint8_t* w, int h) { return load_half((const uint16_t*)(w + 32 * h)); }
     static INLINE F minimum(const uint8_t* w, int) { return load_half((const uint16_t*)(w + 32)); }
 };
 template <>
-struct Unit<Format::Q4_0> : PlainUnit {
-    static constexpr int kBits = 4, kBlocks = 2, kBytes = 576, kOffset = 8;
-    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_nibbles(w + 64 + 256 * h, x); }
+struct Unit<Format::Q4_0> : PlainUnit<Format::Q4_0> {
+    static constexpr int kBits = 4, kOffset = 8;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_nibbles(integers(w, h), x); }
 };
 template <>
-struct Unit<Format::Q4_1> : PlainUnit {
-    static constexpr int kBits = 4, kBlocks = 1, kBytes = 320, kOffset = 0;
+struct Unit<Format::Q4_1> : PlainUnit<Format::Q4_1> {
+    static constexpr int kBits = 4, kOffset = 0;
     static constexpr bool kHasMinima = true;
-    static INLINE void unpack(const uint8_t* w, int, B* x) { unpack_nibbles(w + 64, x); }
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_nibbles(integers(w, h), x); }
 };
 template <>
-struct Unit<Format::Q5_0> : PlainUnit {
-    static constexpr int kBits = 5, kBlocks = 2, kBytes = 704, kOffset = 16;
-    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_fives(w + 64 + 320 * h, x); }
+struct Unit<Format::Q5_0> : PlainUnit<Format::Q5_0> {
+    static constexpr int kBits = 5, kOffset = 16;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_fives(integers(w, h), x); }
 };
 template <>
-struct Unit<Format::Q5_1> : PlainUnit {
-    static constexpr int kBits = 5, kBlocks = 1, kBytes = 384, kOffset = 0;
+struct Unit<Format::Q5_1> : PlainUnit<Format::Q5_1> {
+    static constexpr int kBits = 5, kOffset = 0;
     static constexpr bool kHasMinima = true;
-    static INLINE void unpack(const uint8_t* w, int, B* x) { unpack_fives(w + 64, x); }
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_fives(integers(w, h), x); }
 };
 template <>
-struct Unit<Format::Q8_0> : PlainUnit {
-    static constexpr int kBits = 8, kBlocks = 2, kBytes = 1088, kOffset = kOfBytes;
-    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_bytes(w + 64 + 512 * h, x); }
+struct Unit<Format::Q8_0> : PlainUnit<Format::Q8_0> {
+    static constexpr int kBits = 8, kOffset = kOfBytes;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_bytes(integers(w, h), x); }
 };
 
-struct SuperUnit {
-    static constexpr int kBlocks = 8, kOffset = 0;
+template <Format kFormat>
+struct SuperUnit : UnitLayout<kFormat> {
+    static constexpr int kOffset = 0;
     static constexpr bool kHasMinima = true, kHasTwoScales = false, kIsSuper = true;
     static INLINE F scale(const uint8_t* w, int h) {
         return load_half((const uint16_t*)w) * load_unsigned_bytes(w + 64 + 16 * h);
@@ -107,18 +116,18 @@ struct SuperUnit {
     }
 };
 template <>
-struct Unit<Format::Q4_K> : SuperUnit {
-    static constexpr int kBits = 4, kBytes = 320 + 8 * 256;
-    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_nibbles(w + 320 + 256 * h, x); }
+struct Unit<Format::Q4_K> : SuperUnit<Format::Q4_K> {
+    static constexpr int kBits = 4;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_nibbles(integers(w, h), x); }
 };
 template <>
-struct Unit<Format::Q5_K> : SuperUnit {
-    static constexpr int kBits = 5, kBytes = 320 + 8 * 320;
-    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_fives(w + 320 + 320 * h, x); }
+struct Unit<Format::Q5_K> : SuperUnit<Format::Q5_K> {
+    static constexpr int kBits = 5;
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_fives(integers(w, h), x); }
 };
 template <>
-struct Unit<Format::Q6_K> : SuperUnit {
-    static constexpr int kBits = 6, kBytes = 320 + 8 * 384, kOffset = 32;
+struct Unit<Format::Q6_K> : SuperUnit<Format::Q6_K> {
+    static constexpr int kBits = 6, kOffset = 32;
     static constexpr bool kHasMinima = false, kHasTwoScales = true;
     static INLINE F scale(const uint8_t* w, int h) {
         return load_half((const uint16_t*)w) * load_signed_bytes(w + 64 + 32 * h);
@@ -126,7 +135,7 @@ struct Unit<Format::Q6_K> : SuperUnit {
     static INLINE F second_scale(const uint8_t* w, int h) {
         return load_half((const uint16_t*)w) * load_signed_bytes(w + 80 + 32 * h);
     }
-    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_sixes(w + 320 + 384 * h, x); }
+    static INLINE void unpack(const uint8_t* w, int h, B* x) { unpack_sixes(integers(w, h), x); }
 };
 
 static INLINE F load_scales(const uint8_t* p, ScaleType type) {
