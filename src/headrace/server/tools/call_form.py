@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.engine.grammar.json_schema import DEFINITIONS
+
 Format = dict[str, Any]
 """One format of a structural tag, in the shape that XGrammar has given them."""
 
@@ -16,7 +18,6 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """By the tool's name: what its arguments must be."""
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
-DEFINITIONS = ("$defs", "definitions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

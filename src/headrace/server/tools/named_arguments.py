@@ -92,16 +92,20 @@ def bare_text(argument: Argument, excludes: Sequence[str]) -> Format | None:
 
 def _listed(schema: Mapping[str, Any], excludes: Sequence[str]) -> Format | None:
     values = schema["enum"] if "enum" in schema else [schema["const"]]
-    if ("enum" in schema and "const" in schema) or not isinstance(values, list) or not values:
+    if ("enum" in schema and "const" in schema) or not isinstance(values, list):
         return None
-    if any(value != value.strip("\n") for value in values) or any(mark in value for value in values for mark in excludes):
+    values = [value for value in values if isinstance(value, str)]  # the others are of another type than the schema's
+    if not values or any(value != value.strip("\n") or any(mark in value for mark in excludes) for value in values):
         return None
     return one_of([text(value) for value in dict.fromkeys(values)])
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
     """Whether it says nothing but types."""
-    branches = [branch for key in ("anyOf", "oneOf") for branch in schema.get(key, ())]
+    lists = [schema[key] for key in ("anyOf", "oneOf") if key in schema]
+    if not all(isinstance(one, list) for one in lists):
+        return False
+    branches = [branch for one in lists for branch in one]
     alone = {key for key in schema if key not in ("anyOf", "oneOf")}
     return _OF_PLAIN.issuperset(alone) and all(
         branch is True or (isinstance(branch, Mapping) and "$ref" not in branch and _is_plain(branch)) for branch in branches

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.engine.grammar.json_schema import DEFINITIONS
 from headrace.server.tools.call_form import (
-    DEFINITIONS,
     Format,
     json_value,
     one_of,
@@ -60,7 +60,7 @@ class Notation:
         if kinds == {"string"} or (self.bare_strings and "string" in kinds):
             return self.string(argument)
         for key in ("anyOf", "oneOf"):
-            if key in schema and NOTES.issuperset(set(schema) - {key, *DEFINITIONS}):
+            if isinstance(schema.get(key), list) and NOTES.issuperset(set(schema) - {key, *DEFINITIONS}):
                 return self._any([_part(branch, schema) for branch in schema[key]], depth)
         if isinstance(schema.get("type"), list) and NOTES.issuperset(set(schema) - {"type", *DEFINITIONS}):
             return self._any([_part({"type": kind}, {}) for kind in schema["type"]], depth)
@@ -82,9 +82,9 @@ class Notation:
         value = None if part is None else self._value(part, depth + 1)
         if (
             value is None
-            or not isinstance(least, int)
-            or not isinstance(most, int | None)
+            or not (_is_count(least) and (most is None or _is_count(most)))
             or max(least, most or 0) > _MAX_ITEMS
+            or (most is not None and least > most)
         ):
             return None
         if most == 0:
@@ -97,6 +97,10 @@ class Notation:
         items = sequence(one, *[next_one] * (least - 1), tail)
         listed = items if least else {"type": "optional", "content": items}
         return sequence(text(self.brackets[0]), listed, text(self.brackets[1]))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _part(schema: Any, root: Mapping[str, Any]) -> Argument | None:
