@@ -43,7 +43,7 @@ class LocalEngine:
         self._config = SchedulerConfig(num_blocks=num_blocks, **limits)
         self._clock = SystemClock()
         self._results: queue.SimpleQueue[StepResult | BaseException] = queue.SimpleQueue()
-        self._executor = InProcessExecutor(self.worker, self._results.put)
+        self._executor = InProcessExecutor(self.worker, self._results.put, after_step=self.worker.prepare)
         self._num_requests = 0
         self.decode_steps_ms: list[float] = []
         """Of the last `generate`, from outcome to outcome: steps that advanced every request by one token."""

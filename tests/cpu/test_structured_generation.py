@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.cpu.tiny_engine import TinyEngine, write_model
+from tests.cpu.tiny_engine import VOCABULARY, TinyEngine, write_model
 from tests.fakes import EOS
 
 from headrace.engine.grammar.protocol import TokenMask
@@ -201,6 +202,12 @@ class _BrokenBackend:
 
     def compile(self, wanted: StructuredOutput) -> "_BrokenBackend":
         return self
+
+    @property
+    def first_mask(self) -> TokenMask:
+        mask = np.zeros(VOCABULARY.num_mask_words, dtype=np.int32)
+        self.matcher().fill(mask)
+        return mask
 
     def matcher(self) -> _BrokenMatcher:
         return _BrokenMatcher(self._tokens)

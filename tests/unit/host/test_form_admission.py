@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.unit.grammar.vocabularies import vocabulary
 from tests.unit.host.fakes import FakeCore, ManualExecutor, SteppingClock, make_request
@@ -45,6 +46,8 @@ def formed(name: str, text: str = "a", *, n: int = 1) -> Request:
 
 
 class NoForm:
+    first_mask = np.zeros(1, dtype=np.int32)
+
     def matcher(self) -> Matcher:
         raise AssertionError("nobody follows it")
 
@@ -55,12 +58,14 @@ class ManualForms:
     def __init__(self) -> None:
         self.ready: dict[str, CompiledForm] = {}
         self.asked: dict[str, Done] = {}
+        self.wanted: dict[str, Callable[[], bool]] = {}
 
     def find(self, wanted: StructuredOutput) -> CompiledForm | None:
         return self.ready.get(wanted.text)
 
-    def compile(self, wanted: StructuredOutput, done: Done) -> None:
+    def compile(self, wanted: StructuredOutput, done: Done, is_wanted: Callable[[], bool]) -> None:
         self.asked[wanted.text] = done
+        self.wanted[wanted.text] = is_wanted
 
 
 class Stage:
@@ -136,6 +141,13 @@ def test_a_form_that_cannot_be_enforced_refuses_its_request_alone(stage: Stage) 
     [refusal] = stage.settle()
     assert refusal == RequestRefused(RequestId("bad"), "InvalidRequestError", "no", "structured_outputs.regex")
     assert stage.admitted == ["good"]
+
+
+def test_the_compiler_can_see_that_a_client_has_left(stage: Stage) -> None:
+    stage.send(AddRequest(formed("a")))
+    assert stage.forms.wanted["a"]()
+    stage.send(Abort((RequestId("a"),)))
+    assert not stage.forms.wanted["a"]()
 
 
 def test_a_client_that_leaves_before_its_form_is_compiled_is_never_admitted(stage: Stage) -> None:
@@ -333,15 +345,87 @@ def test_few_long_forms_are_kept_as_many_short_ones_would_be() -> None:
     assert cache.find(regex("d" * 100)) is not None
 
 
-def test_a_form_that_could_not_be_compiled_is_not_kept() -> None:
+def test_a_form_that_could_not_be_compiled_is_not_kept_but_the_reason_is() -> None:
+    backend = CountingBackend()
+    backend.problem = InvalidRequestError("no", param="f", code="c")
+    cache = FormCache(backend)
+    for _ in range(3):
+        with pytest.raises(InvalidRequestError, match="no") as refused:
+            cache.get(regex("a"))
+        assert (refused.value.param, refused.value.code) == ("f", "c")
+    assert backend.compiled == ["a"]
+    assert len(cache) == 0
+    assert cache.find(regex("a")) is None
+
+
+def test_a_refusal_names_the_field_of_whoever_asks() -> None:
     backend = CountingBackend()
     backend.problem = InvalidRequestError("no")
     cache = FormCache(backend)
-    for _ in range(2):
+    for field in ("a", "b", "a", "b"):
         with pytest.raises(InvalidRequestError):
-            cache.get(regex("a"))
-    assert len(cache) == 0
-    assert cache.find(regex("a")) is None
+            cache.get(regex("x", field=field))
+    assert len(backend.compiled) == 2, "once for each field"
+
+
+def test_a_fault_of_the_library_is_no_refusal_and_tried_again() -> None:
+    backend = CountingBackend()
+    backend.problem = RuntimeError("out of memory, perhaps")
+    cache = FormCache(backend)
+    with pytest.raises(RuntimeError):
+        cache.get(regex("a"))
+    backend.problem = None
+    assert isinstance(cache.get(regex("a")), NoForm)
+
+
+class HeldBackend(CountingBackend):
+    """Holds all whose text begins with `slow` until a test lets them go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.may_go_on = threading.Event()
+
+    def compile(self, wanted: StructuredOutput) -> CompiledForm:
+        if wanted.text.startswith("slow"):
+            self.begun.put(wanted.text)
+            assert self.may_go_on.wait(60)
+        return super().compile(wanted)
+
+
+def test_many_who_ask_for_one_slow_form_leave_threads_for_others() -> None:
+    backend = HeldBackend()
+    compiler = FormCompiler(lambda: (vocabulary(), FormCache(backend)))
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for i in range(20):
+        compiler.compile(regex("slow", field=str(i)), lambda _: heard.put("slow"))
+    assert backend.begun.get(timeout=10) == "slow"
+    compiler.compile(regex("quick"), lambda _: heard.put("quick"))
+    assert heard.get(timeout=10) == "quick"
+    backend.may_go_on.set()
+    assert [heard.get(timeout=10) for _ in range(20)] == ["slow"] * 20
+    assert sorted(backend.compiled) == ["quick", "slow"]
+    compiler.close()
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun_with() -> None:
+    backend = HeldBackend()
+    compiler = FormCompiler(lambda: (vocabulary(), FormCache(backend)))
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    slow = [f"slow {i}" for i in range(4)]
+    for text in slow:
+        compiler.compile(regex(text), lambda _: None)
+    assert {backend.begun.get(timeout=10) for _ in slow} == set(slow), "as many as there are threads"
+    gone = threading.Event()
+    for i in range(50):
+        compiler.compile(regex(f"left {i}"), lambda _: heard.put("left"), lambda: not gone.is_set())
+    compiler.compile(regex("stays"), lambda _: heard.put("stays"))
+    gone.set()
+    backend.may_go_on.set()
+    assert heard.get(timeout=10) == "stays"
+    assert heard.empty()
+    assert sorted(backend.compiled) == [*slow, "stays"]
+    compiler.close()
 
 
 def test_options_that_change_a_form_make_it_another() -> None:

@@ -23,9 +23,17 @@ Done = Callable[[StepResult], None]
 class InProcessExecutor:
     """Implements `mind.ports.Executor`. `done` is called from the thread that computed."""
 
-    def __init__(self, worker: PlanExecutor, on_failure: Callable[[BaseException], None]) -> None:
-        """`on_failure` hears, once, of whatever ended the thread; no plan is executed or answered after it."""
+    def __init__(
+        self,
+        worker: PlanExecutor,
+        on_failure: Callable[[BaseException], None],
+        *,
+        after_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_failure` hears, once, of whatever ended the thread; no plan is executed or answered after it. `after_step` is
+        called when a result has been told: what it does delays nobody who waits for that."""
         self._worker = worker
+        self._after_step = after_step
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[tuple[StepPlan, Done] | None] = queue.SimpleQueue()
         self._is_closed = False
@@ -49,5 +57,6 @@ class InProcessExecutor:
             while (item := self._plans.get()) is not None:
                 plan, done = item
                 done(self._worker.execute(plan))
+                self._after_step()
         except BaseException as failure:
             self._on_failure(failure)

@@ -90,6 +90,7 @@ class LlguidanceBackend:
 
 class LlguidanceForm:
     def __init__(self, matcher: LLMatcher, first_mask: TokenMask, eos_token_ids: Sequence[int]) -> None:
+        self.first_mask = first_mask
         self._opening = _Opening(matcher, first_mask)
         self._eos_token_ids = eos_token_ids
 

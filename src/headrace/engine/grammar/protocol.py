@@ -62,6 +62,11 @@ class Matcher(Protocol):
 class CompiledForm(Protocol):
     """A form ready for use, shared by all who ask for it."""
 
+    @property
+    def first_mask(self) -> TokenMask:
+        """What an answer may begin with. Shared, and not to be written to."""
+        ...
+
     def matcher(self) -> Matcher:
         """At the beginning of the form. Cheap."""
         ...

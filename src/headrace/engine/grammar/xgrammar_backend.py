@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import xgrammar
 
 from headrace.base.errors import InvalidRequestError
@@ -43,6 +44,7 @@ class XgrammarBackend:
     """Implements `protocol.GrammarBackend`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self._num_mask_words = vocabulary.num_mask_words
         special = frozenset(vocabulary.special_token_ids)
         texts = [b"" if token_id in special else text for token_id, text in enumerate(vocabulary.token_bytes)]
         self._info = xgrammar.TokenizerInfo(
@@ -55,7 +57,7 @@ class XgrammarBackend:
 
     def compile(self, wanted: StructuredOutput) -> "XgrammarForm":
         try:
-            return XgrammarForm(self._compile(wanted))
+            return XgrammarForm(self._compile(wanted), self._num_mask_words)
         except (RuntimeError, ValueError) as error:  # its own errors are of these
             raise InvalidRequestError(f"{wanted.field} cannot be enforced: {error}", param=wanted.field) from None
 
@@ -84,8 +86,10 @@ class XgrammarBackend:
 
 
 class XgrammarForm:
-    def __init__(self, compiled: "xgrammar.CompiledGrammar") -> None:
+    def __init__(self, compiled: "xgrammar.CompiledGrammar", num_mask_words: int) -> None:
         self._compiled = compiled
+        self.first_mask: TokenMask = np.zeros(num_mask_words, dtype=np.int32)
+        self.matcher().fill(self.first_mask)
 
     def matcher(self) -> "XgrammarMatcher":
         return XgrammarMatcher(xgrammar.GrammarMatcher(self._compiled))

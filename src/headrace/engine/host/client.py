@@ -27,9 +27,9 @@ from headrace.engine.host.child import EngineChild, describe_exit
 from headrace.engine.host.config import ClientConfig, EngineConfig, EngineDeath
 from headrace.engine.host.generation import EngineFacts, GenerationRequest, OutputChunk, Tokenizer
 from headrace.engine.host.head_start import engine_command
+from headrace.engine.host.known_forms import SentForms
 from headrace.engine.host.messages import (
     Abort,
-    AddRequest,
     EngineFailed,
     EngineMessage,
     EngineReady,
@@ -81,6 +81,8 @@ class EngineClient:
         self._reason = "the engine is starting"
         """Why it cannot serve, where it cannot."""
         self._child: EngineChild | None = None
+        self._sent_forms = SentForms()
+        """To this child: the next knows none of them."""
         self._tokenizer: Tokenizer | None = None
         self._facts: EngineFacts | None = None
         self._kv_bytes = 0
@@ -173,7 +175,7 @@ class EngineClient:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
         answers = [Answer(request, index, self.tokenizer) for index in range(request.num_sequences)]
         inbox = self._inboxes[request.request_id] = _Inbox(request.num_sequences)
-        child.send(AddRequest(_for_engine(request, self.tokenizer.eos_token_ids)))
+        child.send(self._sent_forms.message(_for_engine(request, self.tokenizer.eos_token_ids)))
         try:
             num_open = len(answers)
             while num_open:
@@ -252,6 +254,7 @@ class EngineClient:
     def _begin_launch(self) -> EngineChild:
         """A new process, told what to do."""
         self._ready = asyncio.get_running_loop().create_future()
+        self._sent_forms = SentForms()
         self._child = EngineChild(self._config, command=self._command, on_message=self._hear, on_log_line=self._on_log_line)
         return self._child
 

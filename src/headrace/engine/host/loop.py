@@ -26,6 +26,7 @@ from headrace.base.ids import RequestId, StepId
 from headrace.engine.grammar.protocol import CompiledForm
 from headrace.engine.host.connection import Connection
 from headrace.engine.host.forms_in_use import FormsInUse
+from headrace.engine.host.known_forms import ReceivedForms
 from headrace.engine.host.messages import (
     Abort,
     AddRequest,
@@ -78,7 +79,12 @@ class Forms(Protocol):
     """Who makes forms of answers ready: `grammar.FormCompiler`."""
 
     def find(self, wanted: StructuredOutput) -> CompiledForm | None: ...
-    def compile(self, wanted: StructuredOutput, done: Callable[[CompiledForm | InvalidRequestError], None]) -> None: ...
+    def compile(
+        self,
+        wanted: StructuredOutput,
+        done: Callable[[CompiledForm | InvalidRequestError], None],
+        is_wanted: Callable[[], bool],
+    ) -> None: ...
 
 
 class Doorbell:
@@ -151,6 +157,7 @@ class EngineLoop:
         self._compiled: deque[tuple[Request, CompiledForm | InvalidRequestError]] = deque()
         self._num_unfinished: dict[RequestId, int] = {}
         """Continuations of each request that have not ended: what a shutdown has to abort."""
+        self._received_forms = ReceivedForms()
         self._forms_in_use = FormsInUse()
         """Held here, a form is there whenever an answer begins to take it, be it after much thinking, or again after a
         preemption."""
@@ -212,8 +219,8 @@ class EngineLoop:
         wants_stats = False
         while (message := self._connection.receive()) is not None:
             match message:
-                case AddRequest(request):
-                    self._receive(request, now, updates)
+                case AddRequest():
+                    self._receive(self._received_forms.request(message), now, updates)
                 case Abort(request_ids, sample_index):
                     for request_id in request_ids:
                         self._give_up(request_id, now, updates, sample_index)
@@ -248,15 +255,19 @@ class EngineLoop:
             request = self._awaiting_room[0]
             wanted, forms = request.structured_output, self._forms
             assert wanted is not None and forms is not None, "only a request with a form waits for room"
-            if self._awaiting_form.get(request.request_id) is request:  # else its client has gone
+            if self._awaits_form(request):
                 if not self._forms_in_use.has_room(wanted):
                     return
                 self._forms_in_use.reserve(request.request_id, wanted)
                 if (form := forms.find(wanted)) is not None:
                     self._take_form(request, form, now, updates)
                 else:
-                    forms.compile(wanted, partial(self._form_done, request))
+                    forms.compile(wanted, partial(self._form_done, request), partial(self._awaits_form, request))
             self._awaiting_room.popleft()
+
+    def _awaits_form(self, request: Request) -> bool:
+        """Whether its client has not gone. Called from a thread of the compiler's."""
+        return self._awaiting_form.get(request.request_id) is request
 
     def _form_done(self, request: Request, form: CompiledForm | InvalidRequestError) -> None:
         """Called from a thread of the compiler's."""
@@ -266,7 +277,7 @@ class EngineLoop:
     def _take_compiled(self, now: Nanos, updates: list[RequestUpdate]) -> None:
         while self._compiled:
             request, form = self._compiled.popleft()
-            if self._awaiting_form.get(request.request_id) is request:  # else its client has gone
+            if self._awaits_form(request):
                 self._take_form(request, form, now, updates)
 
     def _take_form(

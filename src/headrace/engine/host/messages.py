@@ -14,8 +14,12 @@ from headrace.engine.mind.update import RequestUpdate
 # Client -> engine
 
 
-class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+class AddRequest(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
     request: Request
+    form_number: int | None = None
+    """Of a long form, which stands in the request the first time, and is left out of it ever after."""
+    forgotten: tuple[int, ...] = ()
+    """Numbers that no request will name any more."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -136,7 +136,7 @@ def serve(launch: Launch, connection: Connection[EngineMessage, ClientMessage]) 
             return_freed_memory()
 
         core = EngineCore(scheduler_config, eos_token_ids=eos_token_ids, identity_digest=identity)
-        executor = InProcessExecutor(worker, executor_failed)
+        executor = InProcessExecutor(worker, executor_failed, after_step=worker.prepare)
         compiler = FormCompiler(load)
         loop = EngineLoop(
             core=core,

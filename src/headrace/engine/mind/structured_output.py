@@ -54,6 +54,11 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Where the server made `text` of several schemas: what a refusal names is one of these."""
 
     @property
+    def num_characters(self) -> int:
+        """Of all its texts."""
+        return len(self.text) + sum(len(source.text) for source in self.sources)
+
+    @property
     def content_key(self) -> ContentKey:
         """Equal where the compiled form is: all that decides it. Not a digest, since a text remembers its hash: a schema of
         100 kB is then read once, however often it is looked up."""

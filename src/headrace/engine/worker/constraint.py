@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.base.errors import HeadraceError
 from headrace.engine.grammar.cache import FormCache
-from headrace.engine.grammar.protocol import BITS_PER_WORD, Matcher, TokenMask, Vocabulary
+from headrace.engine.grammar.protocol import BITS_PER_WORD, CompiledForm, Matcher, TokenMask, Vocabulary
 from headrace.engine.mind.step import FORM_ENDED, NOTHING_ALLOWED
 from headrace.engine.mind.structured_output import StructuredOutput
 
@@ -79,8 +79,13 @@ class Constraint:
         self._num_asked = 0
         return self._answers.get()
 
-    def ask(self) -> None:
+    def ask(self, forms: FormCache, vocabulary: Vocabulary) -> bool:
+        """Whether the answer has to be found; where the form begins with the answer, what may begin it is known."""
         self._num_asked += 1
+        if self._matcher is not None or self._pending or self._recent or self._wanted.begins_after:
+            return True
+        self._answers.put(_verdict(_allowed(_compiled(forms, self._wanted).first_mask, vocabulary)))
+        return False
 
     def work(self, forms: FormCache, vocabulary: Vocabulary) -> None:
         """On the thread."""
@@ -107,7 +112,7 @@ class Constraint:
         matcher.fill(mask)
         if problem := matcher.failure():
             return FORM_ENDED + problem
-        return self._allowed if mask.any() else NOTHING_ALLOWED
+        return _verdict(self._allowed)
 
     def _advance(self, token_id: int, forms: FormCache, vocabulary: Vocabulary) -> str:
         """Returns what is wrong, or nothing."""
@@ -130,9 +135,7 @@ class Constraint:
 
     def _begun(self, forms: FormCache) -> Matcher:
         if self._matcher is None:
-            form = forms.find(self._wanted)
-            assert form is not None, "who asks for an answer of a form has it compiled before, and keeps it"
-            self._matcher = form.matcher()
+            self._matcher = _compiled(forms, self._wanted).matcher()
         return self._matcher
 
 
@@ -148,9 +151,9 @@ class Masks:
 
     def prepare(self, constraints: Sequence[Constraint]) -> None:
         """Finds out, from now on, what may come next in each."""
-        for constraint in constraints:
-            constraint.ask()
-        self._asked.put(tuple(constraints))
+        asked = [one for one in constraints if one.ask(self._forms, self._vocabulary)]
+        if asked:
+            self._asked.put(asked)
 
     def close(self) -> None:
         self._asked.put(None)
@@ -159,6 +162,16 @@ class Masks:
         while (constraints := self._asked.get()) is not None:
             for constraint in constraints:
                 constraint.work(self._forms, self._vocabulary)
+
+
+def _compiled(forms: FormCache, wanted: StructuredOutput) -> CompiledForm:
+    form = forms.find(wanted)
+    assert form is not None, "who asks for an answer of a form has it compiled before, and keeps it"
+    return form
+
+
+def _verdict(allowed: AllowedTokens) -> Verdict:
+    return allowed if allowed.mask.any() else NOTHING_ALLOWED
 
 
 def _allowed(mask: TokenMask, vocabulary: Vocabulary) -> AllowedTokens:

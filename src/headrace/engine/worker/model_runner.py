@@ -19,7 +19,7 @@ from headrace.engine.mind.step import (
     TokenLogprobs,
 )
 from headrace.engine.ops.protocol import Ops, Placement, SequenceSpan, Tensor
-from headrace.engine.worker.constraint import Masks
+from headrace.engine.worker.constraint import Constraint, Masks
 from headrace.engine.worker.graph import Graph
 from headrace.engine.worker.kv_cache import KVCache
 from headrace.engine.worker.running_sequence import NOT_FINITE, RunningSequence
@@ -71,10 +71,13 @@ class ModelRunner:
         self._sequences: dict[SequenceId, RunningSequence] = {}
         self._suspect_blocks: set[BlockId] = set()
         """Of sequences that ended before, or by, finding out whether their numbers are finite."""
+        self._due: list[Constraint] = []
+        """Of answers that have gone on by a token, whose next masks nobody has been asked for."""
         self.masks: Masks | None = None
         """Where answers may have a form; given once the vocabulary is known."""
 
     def execute(self, plan: StepPlan) -> StepResult:
+        self.prepare()
         self._apply_differences(plan)
         computed = self._order(plan.scheduled)
         sampled: list[SampledToken | None] = [None] * len(plan.scheduled)
@@ -108,7 +111,8 @@ class ModelRunner:
         for new in plan.new_sequences:
             assert new.sequence_id not in self._sequences, f"sequence {new.sequence_id} is here already"
             self._sequences[new.sequence_id] = RunningSequence(new)
-        self._prepare_masks([self._sequences[new.sequence_id] for new in plan.new_sequences])
+        new_sequences = [self._sequences[new.sequence_id] for new in plan.new_sequences]
+        self._find_masks([s.constraint for s in new_sequences if s.constraint is not None])
         for sequence_id, token_id in plan.chosen_tokens:
             self._sequences[sequence_id].token_ids.append(token_id)
         for entry in plan.scheduled:
@@ -210,11 +214,15 @@ class ModelRunner:
                 sampled[i] = token
                 if sequence.constraint is not None:
                     sequence.constraint.take(token.token_id)
-        self._prepare_masks([sequence for sequence in sequences if not sequence.failure])
+        self._due += [s.constraint for s in sequences if s.constraint is not None and not s.failure and s.goes_on]
 
-    def _prepare_masks(self, sequences: Sequence[RunningSequence]) -> None:
-        """The next tokens' masks are found while the next step, or what a new sequence has to compute first, runs."""
-        constraints = [sequence.constraint for sequence in sequences if sequence.constraint is not None]
+    def prepare(self) -> None:
+        """What the next step needs and the answer to this one did not have to wait for: the next tokens' masks are found
+        while that step runs."""
+        due, self._due = self._due, []
+        self._find_masks(due)
+
+    def _find_masks(self, constraints: Sequence[Constraint]) -> None:
         if constraints:
             assert self.masks is not None, "an answer must have a form, and nobody compiles forms here"
             self.masks.prepare(constraints)

@@ -71,6 +71,11 @@ class RunningSequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def goes_on(self) -> bool:
+        """Whether another token may be chosen."""
+        return self.num_answer_tokens < self.sampling.max_tokens
+
+    @property
     def changes_logits(self) -> bool:
         """Whether its next token is chosen from other logits than the model's, forms and `min_tokens` left out."""
         return bool(self.sampling.logit_bias) or wants_penalties(self.sampling) or self.bans_tokens

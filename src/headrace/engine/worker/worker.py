@@ -197,6 +197,11 @@ class Worker:
         with self._ops.computing():
             return self._runner.execute(plan)
 
+    def prepare(self) -> None:
+        """For the next step, once this one's result is told; `execute` does it where it was not done."""
+        assert self._runner is not None, "allocate_kv_cache comes before prepare"
+        self._runner.prepare()
+
     def close(self) -> None:
         """Lets go of weights and KV."""
         self._runner = None
