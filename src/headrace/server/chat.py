@@ -49,7 +49,6 @@ from headrace.server.prompts import Prompt, chat_prompt, chat_template
 from headrace.server.reading import AnswerParser, AnswerReading, answer_reading
 from headrace.server.reasoning.request import effort_variables
 from headrace.server.streaming import DONE, Chunks, event, merged
-from headrace.server.structured import structured_output
 from headrace.server.tools.request import tool_use
 from headrace.server.validation import (
     NO_LOGPROBS,
@@ -61,9 +60,8 @@ from headrace.server.validation import (
 
 
 async def answer_chat(call: Call, reply: Reply) -> None:
-    request = read_request(call, decoding.CHAT)
+    request, form = read_request(call, decoding.CHAT)
     services, tokenizer = call.services, call.services.engine.tokenizer
-    form = structured_output(request)
     use, template = tool_use(request, form), chat_template(services, request.chat_template)
     reading = answer_reading(use, services.config, template.source, shows_reasoning=request.include_reasoning is not False)
     rendered = await chat_prompt(

@@ -30,7 +30,6 @@ from headrace.server.opening import begin, deliver, read_request
 from headrace.server.prompts import Prompt, completion_prompts
 from headrace.server.reading import reasoning_format
 from headrace.server.streaming import DONE, Chunks, event, merged
-from headrace.server.structured import structured_output
 from headrace.server.validation import (
     NO_LOGPROBS,
     Asked,
@@ -44,7 +43,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def answer_completion(call: Call, reply: Reply) -> None:
-    request = read_request(call, decoding.COMPLETION)
+    request, form = read_request(call, decoding.COMPLETION)
     services, tokenizer = call.services, call.services.engine.tokenizer
     width = _num_generated(request, services.config.max_n)
     num_kept, num_generated = request.n or 1, (request.n or 1) if request.use_beam_search else width
@@ -55,7 +54,7 @@ async def answer_completion(call: Call, reply: Reply) -> None:
         num_logprobs=max(num_logprobs, 0) if num_generated > num_kept else num_logprobs,
         num_prompt_logprobs=max(num_prompt_logprobs(request), num_logprobs if request.echo else NO_LOGPROBS),
         num_sequences=num_generated,
-        structured_output=structured_output(request),
+        structured_output=form,
         bad_words_token_ids=bad_words_token_ids(request.bad_words or (), tokenizer),
         reasoning_marks=reasoning_format(services.config, template),
         beam_width=width,

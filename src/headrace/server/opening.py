@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from headrace.engine.mind.structured_output import StructuredOutput
 from headrace.protocol.openai import ChatCompletion, Completion, GenerationFields
 from headrace.server.answers import AnswerIdentity, answer_identity, generations
 from headrace.server.decoding import RequestDecoder
@@ -29,11 +30,12 @@ class Begun(NamedTuple):
     """For each prompt."""
 
 
-def read_request(call: Call, decoder: RequestDecoder[R]) -> R:
-    """The request, as far as it can be judged without its prompt. Raises InvalidRequestError."""
-    request = decoder.decode(call.body)
+def read_request(call: Call, decoder: RequestDecoder[R]) -> tuple[R, StructuredOutput | None]:
+    """The request, as far as it can be judged without its prompt, and the form that it asks for. Raises
+    InvalidRequestError."""
+    request, form = call.services.known_schemas.read(call.body, decoder)
     check_common(request, call.services.engine.facts, call.services.config)
-    return request
+    return request, form
 
 
 def begin(

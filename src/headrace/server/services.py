@@ -14,6 +14,7 @@ from headrace.base.clock import Clock
 from headrace.engine.host.generation import Engine
 from headrace.obs.metrics import ServingMetrics
 from headrace.server.config import ServerConfig
+from headrace.server.known_schemas import KnownSchemas
 
 T = TypeVar("T")
 
@@ -90,6 +91,7 @@ class Services:
     """The model's own; None where it has none."""
     compile_chat_template: Callable[[str], ChatRenderer] | None
     """Makes a renderer of a template that a client sent; None where clients are not trusted with that."""
+    known_schemas: KnownSchemas = field(default_factory=KnownSchemas)
     text_pool: TextPool = field(default_factory=TextPool)
     in_flight: InFlight = field(default_factory=InFlight)
     request_numbers: Iterator[int] = field(default_factory=itertools.count)

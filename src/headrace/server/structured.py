@@ -4,7 +4,7 @@ Knows the fields and which exclude one another. Does not know what can be compil
 admitted.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,10 +16,18 @@ _ANY_OBJECT = '{"type":"object"}'
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-def structured_output(request: GenerationFields) -> StructuredOutput | None:
+class KnownText(NamedTuple):
+    """A schema that was left out of a body."""
+
+    mark: bytes
+    """What stands in its place, as JSON."""
+    text: str
+
+
+def structured_output(request: GenerationFields, known: KnownText | None = None) -> StructuredOutput | None:
     """What the request asks for; None for free text. Raises InvalidRequestError where it contradicts itself."""
-    by_format = _of_response_format(request.response_format) if request.response_format is not None else None
-    by_options = _of_structured_outputs(request.structured_outputs) if request.structured_outputs is not None else None
+    by_format = None if request.response_format is None else _of_response_format(request.response_format, known)
+    by_options = None if request.structured_outputs is None else _of_structured_outputs(request.structured_outputs, known)
     if by_format is not None and by_options is not None:
         raise InvalidRequestError(
             "response_format and structured_outputs exclude one another: give one of them", param="structured_outputs"
@@ -32,7 +40,7 @@ def structured_output(request: GenerationFields) -> StructuredOutput | None:
     return wanted
 
 
-def _of_response_format(asked: ResponseFormat) -> StructuredOutput | None:
+def _of_response_format(asked: ResponseFormat, known: KnownText | None) -> StructuredOutput | None:
     match asked.type:
         case "text":
             return None
@@ -40,13 +48,13 @@ def _of_response_format(asked: ResponseFormat) -> StructuredOutput | None:
             if not _is_given(asked.schema):
                 return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=_ANY_OBJECT, field="response_format")
             field = "response_format.schema"
-            return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=_as_sent(asked.schema, field), field=field)
+            return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=_as_sent(asked.schema, field, known), field=field)
         case "json_schema":
             if asked.json_schema is None or not _is_given(asked.json_schema.schema):
                 path = "response_format.json_schema" + ("" if asked.json_schema is None else ".schema")
                 raise InvalidRequestError(f"{path} is required where the type is json_schema", param=path)
             field = "response_format.json_schema.schema"
-            text = _as_sent(asked.json_schema.schema, field)
+            text = _as_sent(asked.json_schema.schema, field, known)
             return StructuredOutput(kind=OutputKind.JSON_SCHEMA, text=text, field=field)
         case "structural_tag":
             parts = {"structures": asked.structures, "triggers": asked.triggers, "format": asked.format}
@@ -54,7 +62,7 @@ def _of_response_format(asked: ResponseFormat) -> StructuredOutput | None:
             return StructuredOutput(kind=OutputKind.STRUCTURAL_TAG, text=_json(given), field="response_format")
 
 
-def _of_structured_outputs(asked: StructuredOutputs) -> StructuredOutput | None:
+def _of_structured_outputs(asked: StructuredOutputs, known: KnownText | None) -> StructuredOutput | None:
     given = [name for name in _KINDS if _is_given(getattr(asked, name))]
     if len(given) != 1:
         raise InvalidRequestError(
@@ -63,7 +71,7 @@ def _of_structured_outputs(asked: StructuredOutputs) -> StructuredOutput | None:
             param="structured_outputs",
         )
     name = given[0]
-    kind, text = _kind_and_text(name, asked)
+    kind, text = _kind_and_text(name, asked, known)
     return StructuredOutput(
         kind=kind,
         text=text,
@@ -74,10 +82,10 @@ def _of_structured_outputs(asked: StructuredOutputs) -> StructuredOutput | None:
     )
 
 
-def _kind_and_text(name: str, asked: StructuredOutputs) -> tuple[OutputKind, str]:
+def _kind_and_text(name: str, asked: StructuredOutputs, known: KnownText | None) -> tuple[OutputKind, str]:
     match name:
         case "json":
-            return OutputKind.JSON_SCHEMA, _as_sent(asked.json, "structured_outputs.json")
+            return OutputKind.JSON_SCHEMA, _as_sent(asked.json, "structured_outputs.json", known)
         case "json_object":
             return OutputKind.JSON_SCHEMA, _ANY_OBJECT
         case "regex":
@@ -88,7 +96,7 @@ def _kind_and_text(name: str, asked: StructuredOutputs) -> tuple[OutputKind, str
             return OutputKind.CHOICE, _json(asked.choice)
         case "grammar":
             return OutputKind.GRAMMAR, asked.grammar or ""
-    return OutputKind.STRUCTURAL_TAG, _as_sent(asked.structural_tag, "structured_outputs.structural_tag")
+    return OutputKind.STRUCTURAL_TAG, _as_sent(asked.structural_tag, "structured_outputs.structural_tag", known)
 
 
 def _is_given(value: Any) -> bool:
@@ -98,9 +106,11 @@ def _is_given(value: Any) -> bool:
     return value is not None and value is not False
 
 
-def _as_sent(value: Unread, field: str) -> str:
+def _as_sent(value: Unread, field: str, known: KnownText | None) -> str:
     """A JSON value as its client wrote it, unread; of a string, the JSON text that it holds."""
     raw = bytes(value)
+    if known is not None and raw == known.mark:
+        return known.text
     try:
         return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
