@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,11 @@ UNIQUE = {"type": "array", "uniqueItems": True}
         ),
         (form(OutputKind.JSON_SCHEMA, {"oneOf": [{"type": "integer"}, {"type": "number"}]}), "use anyOf"),
         (form(OutputKind.JSON_SCHEMA, '{"items":' * 150 + "{}" + "}" * 150), "it is nested too deeply"),
+        (form(OutputKind.JSON_SCHEMA, {"type": "integer", "minimum": 1e40}), "must lie within 64 bits"),
+        (
+            form(OutputKind.JSON_SCHEMA, {"allOf": [{"type": "string", "pattern": f"a.*{c}"} for c in "bcdefghijklmno"]}),
+            "give fewer patterns for one text",
+        ),
         (form(OutputKind.REGEX, "(a"), "error: unclosed group"),
         (form(OutputKind.GRAMMAR, "start: wheel"), 'unknown name: "wheel"\n   1 | start: wheel'),
     ],
@@ -105,7 +111,7 @@ def test_a_refusal_speaks_of_what_was_asked_and_of_nothing_that_was_made_of_it(
         llguidance.compile(wanted)
     said = str(refusal.value)
     assert reason in said
-    for inner in ("coerce_one_of", "verbose", "%llguidance", "part_1", "Unimplemented", "line 1 column"):
+    for inner in ("coerce_one_of", "verbose", "%llguidance", "part_1", "Unimplemented", "line 1 column", "(And"):
         assert inner not in said
     assert wanted.kind is OutputKind.GRAMMAR or " | " not in said
 
@@ -263,6 +269,24 @@ def test_white_space_can_be_forbidden(backend: GrammarBackend) -> None:
 def test_additional_properties_can_be_forbidden(backend: GrammarBackend) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     assert not accepts(backend, form(OutputKind.JSON_SCHEMA, schema, disable_additional_properties=True), '{"b": 1}')
+
+
+def test_the_interpreter_is_free_while_a_library_compiles(llguidance: GrammarBackend) -> None:
+    """Or the engine's loop would stand still for as long as a hostile form takes."""
+    refused = threading.Event()
+
+    def compile_() -> None:
+        with pytest.raises(InvalidRequestError):
+            llguidance.compile(form(OutputKind.REGEX, "((a{100}){100}){100}"))
+        refused.set()
+
+    thread = threading.Thread(target=compile_)
+    thread.start()
+    num_passes = 0
+    while not refused.is_set():
+        num_passes += 1
+    thread.join()
+    assert num_passes > 1_000
 
 
 @pytest.mark.parametrize(

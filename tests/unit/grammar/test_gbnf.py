@@ -99,6 +99,14 @@ def test_a_grammar_nested_beyond_all_use_is_refused() -> None:
         gbnf_to_lark("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "f")
 
 
+def test_a_grammar_beyond_all_use_is_refused_unread_with_the_limit_and_a_way_out() -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"too large \(300011 characters\): GBNF may have 200000.*choice"
+    ) as refused:
+        gbnf_to_lark('root ::= "' + "a" * 300_000 + '"', "structured_outputs.grammar")
+    assert refused.value.param == "structured_outputs.grammar"
+
+
 def test_a_rule_that_never_ends_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="no answer can have this form"):
         BACKEND.compile(StructuredOutput(kind=OutputKind.GRAMMAR, text="root ::= root"))

@@ -139,9 +139,14 @@ def wide(num_properties: int) -> dict[str, Any]:
         (OutputKind.JSON_SCHEMA, {"prefixItems": [{"enum": [i, "a"]} for i in range(26_000)]}, ["50000", "26001"]),
         (OutputKind.JSON_SCHEMA, wide(2500), ["8000", "9999"]),
         (OutputKind.GRAMMAR, "start: " + " | ".join(f'"option {i}"' for i in range(10_000)), ["8000", "10001"]),
-        (OutputKind.REGEX, "a{10000000}", ["1000000"]),
+        (OutputKind.REGEX, "a{10000000}", ["250550", "counts in braces"]),
+        (OutputKind.REGEX, "((a{100}){100}){100}", ["251000", "one stands in another"]),
+        (OutputKind.JSON_SCHEMA, {"type": "string", "pattern": "^((a{100}){100}){100}$"}, ["more than 25"]),
+        (OutputKind.GRAMMAR, "start: " + '"a" ' * 70_000, ["65000"]),
+        (OutputKind.GRAMMAR, "start: /((a{100}){100}){100}/", ["251450"]),
+        (OutputKind.REGEX, "(a{1000}){1000}" + "b" * 20_000, ["1000000"]),
     ],
-    ids=["subschemas", "properties", "alternatives", "a count"],
+    ids=["subschemas", "properties", "alternatives", "a count", "counts", "in a schema", "symbols", "in a grammar", "long"],
 )
 def test_what_is_too_large_is_refused_before_an_answer_begins_with_the_limit_and_the_size(
     kind: OutputKind, text: Any, sizes: list[str]
@@ -150,7 +155,7 @@ def test_what_is_too_large_is_refused_before_an_answer_begins_with_the_limit_and
     said = str(refusal(wanted))
     assert said.startswith(f"f cannot be enforced: it is too large ({len(wanted.text)} characters): ")
     assert [size for size in sizes if size not in said] == []
-    for inner in ("Parser Error", "lexer error", "left-recursive"):
+    for inner in ("Parser Error", "lexer error", "left-recursive", "panic", "backtrace"):
         assert inner not in said
 
 

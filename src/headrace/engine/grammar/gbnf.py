@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.base.errors import InvalidRequestError
+from headrace.engine.grammar.protocol import TOO_LARGE
 
+_MAX_CHARACTERS = 200_000
+"""Of a grammar: to rewrite it takes a second, in which the interpreter does little else; libraries take no more symbols."""
 _RULE = re.compile(r"^[ \t]*[A-Za-z0-9_-]+[ \t\r\n]*::=", re.MULTILINE)
 _TOKENS = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*)+)
@@ -34,7 +37,13 @@ def is_gbnf(text: str) -> bool:
 
 def gbnf_to_lark(text: str, field: str, *, start: str = "start") -> str:
     """Rules of which `start` is the first; the others' names begin with it. Raises InvalidRequestError that names `field`
-    where the text is no GBNF."""
+    where the text is no GBNF, or more than anybody needs."""
+    if len(text) > _MAX_CHARACTERS:
+        raise InvalidRequestError(
+            f"{field} cannot be enforced: {TOO_LARGE} ({len(text)} characters): GBNF may have {_MAX_CHARACTERS}, since each "
+            "character becomes a symbol of its own: leave parts out, or give Lark's notation, or choice for a list of texts",
+            param=field,
+        )
     try:
         return _rewritten(_Parser(text, field).rules(), field, start)
     except RecursionError:

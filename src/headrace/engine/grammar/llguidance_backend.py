@@ -14,7 +14,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from headrace.base.errors import InvalidRequestError
 from headrace.engine.grammar.gbnf import gbnf_to_lark, is_gbnf
 from headrace.engine.grammar.json_schema import schemas_for_llguidance
-from headrace.engine.grammar.llguidance_reasons import MAX_ITEMS_IN_ROW, plain_failure, plain_reason
+from headrace.engine.grammar.lark import checked_lark
+from headrace.engine.grammar.llguidance_reasons import (
+    MAX_ITEMS_IN_ROW,
+    max_expressions,
+    plain_failure,
+    plain_reason,
+)
 from headrace.engine.grammar.protocol import BITS_PER_WORD, TokenMask, Vocabulary
 from headrace.engine.grammar.structural_tag import structural_tag_to_lark
 from headrace.engine.mind.structured_output import OutputKind, StructuredOutput
@@ -38,8 +44,6 @@ class LlguidanceBackend:
             n_vocab=len(vocabulary.token_bytes),
             eos_token=list(vocabulary.eos_token_ids),
         )
-        # Its errors would carry its whole state, and the client's schema with it.
-        self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW)
 
     def compile(self, wanted: StructuredOutput) -> "LlguidanceForm":
         *others, last = self._grammars(wanted)
@@ -49,7 +53,12 @@ class LlguidanceBackend:
         return self._compile(last, wanted)
 
     def _compile(self, grammar: str, wanted: StructuredOutput) -> "LlguidanceForm":
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=self._limits)
+        limits = LLParserLimits(
+            verbose_errors=False,  # its errors would carry its whole state, and the client's schema with it
+            max_items_in_row=MAX_ITEMS_IN_ROW,
+            initial_lexer_fuel=max_expressions(wanted),
+        )
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
         return LlguidanceForm(matcher, self._first_mask(matcher, wanted), self._eos_token_ids)
@@ -82,7 +91,7 @@ class LlguidanceBackend:
             case OutputKind.CHOICE:
                 yield LLMatcher.grammar_from_lark(_choice(json.loads(wanted.text)))
             case OutputKind.GRAMMAR:
-                text = gbnf_to_lark(wanted.text, wanted.field) if is_gbnf(wanted.text) else wanted.text
+                text = gbnf_to_lark(wanted.text, wanted.field) if is_gbnf(wanted.text) else checked_lark(wanted)
                 yield LLMatcher.grammar_from_lark(text)
             case OutputKind.STRUCTURAL_TAG:
                 yield LLMatcher.grammar_from_lark(structural_tag_to_lark(wanted, self._control_tokens))

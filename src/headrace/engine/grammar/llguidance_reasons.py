@@ -16,11 +16,11 @@ MAX_ITEMS_IN_ROW = 8000
 _MAX_STEPS = 50_000
 """The library's own limit for one schema."""
 _MAX_EXPRESSIONS = 1_000_000
-"""What the library spends on regular expressions before an answer begins."""
+_LEAST_EXPRESSIONS, _EXPRESSIONS_OF_CHARACTER = 250_000, 50
 
 _FORM = "the form is too large: "
 _LONGEST_REASON = 500
-_INNER_STATE = re.compile(r"\n<(?:state|grammar|non-verbose/)>?|\n +while processing ")
+_INNER_STATE = re.compile(r"\n<(?:state|grammar|non-verbose/|backtrace)>?|\n +while processing ")
 """What the library says of itself begins here."""
 _SHOWN_GRAMMAR = re.compile(r"\n +\d+ \| ")
 """So it shows lines of a grammar: the client's own, or one that it has never seen."""
@@ -30,23 +30,35 @@ _PLAIN_WORDS = {
     "oneOf constraints are not supported": "oneOf is enforced only where its schemas exclude one another, for example by a "
     "required property with another const in each; where more than one may hold, use anyOf",
     "recursion limit exceeded": "it is nested too deeply",
+    "Failed to generate regex for integer range": "bounds of integers must lie within 64 bits, between "
+    "-9223372036854775808 and 9223372036854775807, and leave a number between them",
+    "Unable to determine if regex is empty": "whether any text satisfies all its patterns together cannot be found out: "
+    "give fewer patterns for one text, or simpler ones",
 }
 """By what the library says."""
 _NUMBER = "Expected f64 for"
+_TOO_MANY = "become too many when"
 _TOO_LARGE = {
     re.compile(r"row has (\d+) items; max is (\d+)"): r"\1 ways to go on are open at one place, and at most \2 may be: give "
     "fewer optional properties or alternatives there",
     re.compile(r"Too many items \(limit (\d+)"): r"one token opens more than \1 ways to go on: give fewer alternatives, or "
     "such as begin differently",
-    re.compile("too many expressions constructed"): f"its regular expressions become more than {_MAX_EXPRESSIONS} when they "
-    "are followed: give smaller counts in braces",
     re.compile(r"grammar\) too big \(limit for this grammar: (\d+)"): r"its regular expressions are more than \1 steps of "
     "work before an answer begins: give fewer or smaller ones",
+    re.compile("too many expressions constructed"): "its regular expressions become too many when they are followed: give "
+    "smaller counts in braces, above all where one stands in another",
+    re.compile(r"symbols\.len\(\) < u16::MAX"): "its grammar has more than 65000 symbols: leave parts out",
     re.compile(
         r"symbols\) too big \(limit for this grammar: (\d+)"
     ): r"its grammar has more than \1 symbols: leave parts out",
 }
 """By how the library says so: the limit, and what helps."""
+
+
+def max_expressions(wanted: StructuredOutput) -> int:
+    """What regular expressions of a form may become before an answer begins. A million takes seconds of a thread, which a
+    long form may need; a short one that comes to so much multiplies counts in braces."""
+    return min(_MAX_EXPRESSIONS, _LEAST_EXPRESSIONS + _EXPRESSIONS_OF_CHARACTER * len(wanted.text))
 
 
 def plain_reason(wanted: StructuredOutput, reason: str) -> str:
@@ -63,6 +75,7 @@ def plain_reason(wanted: StructuredOutput, reason: str) -> str:
         )
     limit = text.removeprefix(_FORM) if text.startswith(_FORM) else _limit(text, wanted)
     if limit is not None:
+        limit = limit.replace(_TOO_MANY, f"become more than {max_expressions(wanted)} when")
         return f"{TOO_LARGE} ({len(wanted.text)} characters): {limit}"
     for theirs, ours in _PLAIN_WORDS.items():
         if theirs in text:
