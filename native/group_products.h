@@ -83,6 +83,26 @@ static INLINE void in_row_pieces(What what) {
     }
 }
 
+// Weights that memory is asked for while others are multiplied: so many bytes at each block.
+struct Ahead {
+    const uint8_t* next = nullptr;
+    int bytes_per_block = 0;
+
+    INLINE void ask_for_next() {
+        if (!next) return;
+        for (int i = 0; i < bytes_per_block; i += 64) prefetch(next + i);
+        next += bytes_per_block;
+    }
+};
+
+// The next tile, where it lies behind this one.
+static INLINE Ahead expected_behind(const Tile& tile, const LinearView& w) {
+    if (&tile + 1 == w.tiles + w.num_tiles) return {};
+    const ptrdiff_t bytes = (&tile)[1].data - tile.data;
+    if (bytes <= 0 || bytes > ptrdiff_t(w.num_blocks) * 1024) return {};
+    return {tile.data + bytes, int(bytes / w.num_blocks)};
+}
+
 // A tile's results: [R][16].
 
 // Prepared rows from one block on.
@@ -154,7 +174,7 @@ static INLINE void add_block_of_unit(const uint8_t* w, int h, const BlockRows& r
 
 template <int R, int kBytes>
 static INLINE void prefetch_ahead(const uint8_t* w) {
-    constexpr int kAhead = R >= 12 ? kPrefetchBytes : kFewRowsPrefetchBytes;
+    constexpr int kAhead = R >= kManyRows ? kPrefetchBytes : kFewRowsPrefetchBytes;
     if constexpr (kAhead > 0) {
         UNROLL for (int i = 0; i < kBytes; i += 64) prefetch(w + kAhead + i);
     }

@@ -179,6 +179,10 @@ struct Kernels {
                    const Output&);
     void (*gated)(const LinearView& gate, const LinearView& up, Gate, const Activations&, bool bf16, const RowGroup*, int,
                   int first_tile, int end_tile, const Output&);
+    // Of a step's only row: each of the tiles together with the one that lies `apart` behind it, if that is below `end_of_all`.
+    // Null where reading from two places at once gains nothing.
+    void (*linear_in_pairs)(const LinearView&, const Activations&, bool bf16, int first_tile, int end_tile, int apart,
+                            int end_of_all, const Output&);
     void (*rms_norm)(const float* x, const float* weight, float eps, int size, float* out);
     void (*add_scaled)(const float* x, const float* y, float scale, int size, float* out);
     void (*rope_and_cache)(float* qkv, const AttentionView&, const HeadNorm&, const float* rotation, int rotary_dim,

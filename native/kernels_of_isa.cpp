@@ -17,7 +17,7 @@ namespace HEADRACE_ISA {
 extern const Kernels kernels;
 const Kernels kernels = {
     HEADRACE_TEXT(HEADRACE_ISA), kMaxGroup, TileProducts::kRowsApart, kHasBf16, prepare_int8, prepare_whole_int8, prepare_floats, prepare_bf16,
-    linear, gated, rms_norm, add_scaled, rope_and_cache, expect_slot, attention_scratch, attention_sums, attention_part, attention,
+    linear, gated, kLinearInPairs, rms_norm, add_scaled, rope_and_cache, expect_slot, attention_scratch, attention_sums, attention_part, attention,
     greatest, greatest_allowed, restrict_to,
     weigh,
 };

@@ -6,6 +6,7 @@
 #include "group_products.h"
 #include "kernels.h"
 #include "simd.h"
+#include "tile_pairs.h"
 #include "tile_products.h"
 #include "unpacked_products.h"
 
@@ -64,6 +65,30 @@ static void linear(const LinearView& w, const Activations& x, bool bf16, const R
         });
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+static void linear_in_pairs(const LinearView& w, const Activations& x, bool bf16, int first_tile, int end_tile, int apart,
+                            int end_of_all, const Output& to) {
+    alignas(64) float sums[2][16];
+    for (int t = first_tile; t < end_tile; ++t) {
+        const Tile& tile = w.tiles[t];
+        if (t + apart < end_of_all) {
+            multiply_pair({tile, w.tiles[t + apart], sums[0], sums[1]}, w, x, bf16, 0);
+            write_row(sums[1], w.tiles[t + apart], w.bias, 0, to);
+        } else {
+            tile_of<1>(tile, w, x, bf16, 0, sums[0]);
+        }
+        write_row(sums[0], tile, w.bias, 0, to);
+    }
+}
+constexpr auto kLinearInPairs = linear_in_pairs;
+
+#else
+
+constexpr decltype(Kernels::linear_in_pairs) kLinearInPairs = nullptr;
+
+#endif
+
 static INLINE F erf(F x) {
     // Abramowitz and Stegun 7.1.26 is too coarse for float32; the library's own, lane by lane, is exact enough and rare.
     float lanes[16];
@@ -95,8 +120,10 @@ static void gated(const LinearView& gate, const LinearView& up, Gate activation,
     for_pieces(num_groups, first_tile, end_tile, take, [&](int t, int first, int count) {
         const int n = gate.tiles[t].num_columns, column = gate.tiles[t].column;
         expect_rows(groups + first, count, column, to.out, to.stride);
-        of_gate.multiply(first, count, gates);
-        of_up.multiply(first, count, ups);
+        if (!multiplies_only_row({gate.tiles[t], up.tiles[t], gates, ups}, gate, x, bf16, groups, num_groups)) {
+            of_gate.multiply(first, count, gates);
+            of_up.multiply(first, count, ups);
+        }
         for (int g = 0; g < count; ++g) {
             const RowGroup& group = groups[first + g];
             for (int r = 0; r < group.num_rows; ++r) {

@@ -19,19 +19,31 @@ size_t whole_lines(size_t num_bytes) { return (num_bytes + kAlignment - 1) / kAl
 
 void RowProducts::linear(const Matrix& x, const Norm& norm, const Linear& weight, bool bf16, const Output& to) {
     const LinearView view = weight.view();
-    with_prepared(x, preparation(x, norm, weight, nullptr, bf16), view.num_tiles,
-                  [&](const Activations& prepared, const RowGroup* groups, int num_groups, int first, int end) {
-                      kernels_.linear(view, prepared, bf16, groups, num_groups, first, end, to);
-                  });
+    const Preparation how = preparation(x, norm, weight, nullptr, bf16);
+    if (x.rows == 1 && kernels_.linear_in_pairs) return linear_in_pairs(x, how, view, bf16, to);
+    with_pieces(x, how, view.num_tiles, [&](const Activations& prepared, const RowGroup* groups, int num_groups, int first, int end) {
+        kernels_.linear(view, prepared, bf16, groups, num_groups, first, end, to);
+    });
+}
+
+// Each thread's share of the tiles is read from its beginning and from its middle at once, whoever takes a part of it.
+void RowProducts::linear_in_pairs(const Matrix& x, const Preparation& how, const LinearView& view, bool bf16, const Output& to) {
+    with_prepared(x, how, kItemsPerThread * pool_.size(), [&](const Activations& prepared, int item) {
+        const int owner = item / kItemsPerThread, turn = item % kItemsPerThread;
+        const int first = pool_.share(view.num_tiles, owner), end = pool_.share(view.num_tiles, owner + 1);
+        const int apart = (end - first + 1) / 2;
+        kernels_.linear_in_pairs(view, prepared, bf16, first + apart * turn / kItemsPerThread,
+                                 first + apart * (turn + 1) / kItemsPerThread, apart, end, to);
+    });
 }
 
 void RowProducts::gated(const Matrix& x, const Norm& norm, const Linear& gate, const Linear& up, Gate activation, bool bf16,
                         const Output& to) {
     const LinearView gate_view = gate.view(), up_view = up.view();
-    with_prepared(x, preparation(x, norm, gate, &up, bf16), gate_view.num_tiles,
-                  [&](const Activations& prepared, const RowGroup* groups, int num_groups, int first, int end) {
-                      kernels_.gated(gate_view, up_view, activation, prepared, bf16, groups, num_groups, first, end, to);
-                  });
+    with_pieces(x, preparation(x, norm, gate, &up, bf16), gate_view.num_tiles,
+                [&](const Activations& prepared, const RowGroup* groups, int num_groups, int first, int end) {
+                    kernels_.gated(gate_view, up_view, activation, prepared, bf16, groups, num_groups, first, end, to);
+                });
 }
 
 RowProducts::Preparation RowProducts::preparation(const Matrix& x, const Norm& norm, const Linear& weight,
@@ -111,36 +123,44 @@ void RowProducts::cut_into_groups(int num_rows) {
 }
 
 template <class What>
-void RowProducts::with_prepared(const Matrix& x, const Preparation& how, int num_tiles, What what) {
-    if (x.rows == 0) return;
-    cut_into_groups(x.rows);
-    const int num_threads = pool_.size(), num_groups = int(groups_.size());
+void RowProducts::with_prepared(const Matrix& x, const Preparation& how, int num_items, What what) {
+    const int num_threads = pool_.size();
     const bool each_its_own = x.rows <= std::max(kFewRows, kFewRowsOfAllThreads / num_threads);
     const size_t bytes = how.num_bytes();
     const size_t normed_bytes = whole_lines(size_t(how.num_in) * 4);
     uint8_t* normed = normed_.reserve(normed_bytes * size_t(num_threads));
     const auto normed_of = [&](int thread) { return (float*)(normed + normed_bytes * size_t(thread)); };
     uint8_t* scratch = scratch_.reserve(bytes * size_t(each_its_own ? num_threads : 1));
+    cut_into_groups(x.rows);
     if (!each_its_own) {
         const Activations to = how.laid_out(scratch);
         pool_.run_rows(x.rows, [&](int thread, int first, int end) { prepare(x, first, end, how, normed_of(thread), to); });
     }
-    // Few rows: the threads share the tiles. Many: they share the rows, so that none reads what another has prepared.
-    const int num_parts = x.rows >= kernels_.rows_apart * num_threads ? num_threads : 1;
-    const int num_chunks = std::min(num_tiles, num_parts == 1 ? kItemsPerThread * num_threads : kItemsPerThread);
     has_prepared_.assign(size_t(num_threads) * 64, 0);  // a cache line each
-    pool_.run(num_parts * num_chunks, [&](int thread, int item) {
-        const int part = item / num_chunks, chunk = item % num_chunks;
-        const int first = pool_.share(num_groups, part), end = pool_.share(num_groups, part + 1);
+    pool_.run(num_items, [&](int thread, int item) {
         const Activations prepared = how.laid_out(scratch + (each_its_own ? bytes * size_t(thread) : 0));
         if (each_its_own && !has_prepared_[size_t(thread) * 64]) {
             prepare(x, 0, x.rows, how, normed_of(thread), prepared);
             has_prepared_[size_t(thread) * 64] = 1;
         }
+        what(prepared, item);
+    });
+}
+
+template <class What>
+void RowProducts::with_pieces(const Matrix& x, const Preparation& how, int num_tiles, What what) {
+    if (x.rows == 0) return;
+    const int num_threads = pool_.size(), num_groups = (x.rows + kernels_.max_group - 1) / kernels_.max_group;
+    // Few rows: the threads share the tiles. Many: they share the rows, so that none reads what another has prepared.
+    const int num_parts = x.rows >= kernels_.rows_apart * num_threads ? num_threads : 1;
+    const int num_chunks = std::min(num_tiles, num_parts == 1 ? kItemsPerThread * num_threads : kItemsPerThread);
+    with_prepared(x, how, num_parts * num_chunks, [&](const Activations& prepared, int item) {
+        const int part = item / num_chunks, chunk = item % num_chunks;
+        const int first = num_parts == 1 ? 0 : pool_.share(num_groups, part);
+        const int end = num_parts == 1 ? num_groups : pool_.share(num_groups, part + 1);
         const int first_tile = int(int64_t(num_tiles) * chunk / num_chunks);
         const int end_tile = int(int64_t(num_tiles) * (chunk + 1) / num_chunks);
-        if (num_parts == 1) what(prepared, groups_.data(), num_groups, first_tile, end_tile);
-        else what(prepared, groups_.data() + first, end - first, first_tile, end_tile);
+        what(prepared, groups_.data() + first, end - first, first_tile, end_tile);
     });
 }
 

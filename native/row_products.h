@@ -41,9 +41,14 @@ class RowProducts {
     void prepare(const Matrix& x, int first_row, int end_row, const Preparation& how, float* normed, const Activations& to) const;
     void cut_into_groups(int num_rows);
 
-    // Prepares the rows and calls what(prepared, groups, number of groups, first tile, end tile) on every thread.
+    void linear_in_pairs(const Matrix& x, const Preparation& how, const LinearView& view, bool bf16, const Output& to);
+
+    // Prepares the rows and calls what(prepared, item) for every item, on all threads.
     template <class What>
-    void with_prepared(const Matrix& x, const Preparation& how, int num_tiles, What what);
+    void with_prepared(const Matrix& x, const Preparation& how, int num_items, What what);
+    // The same with pieces of all groups and tiles: what(prepared, groups, number of groups, first tile, end tile).
+    template <class What>
+    void with_pieces(const Matrix& x, const Preparation& how, int num_tiles, What what);
 
     const Kernels& kernels_;
     ThreadPool& pool_;

@@ -73,12 +73,6 @@ static void unpack_groups(const Tile& tile, int num_blocks, const UnpackedColumn
 
 enum class Sums : uint8_t { PLAIN, MINIMA, HALVES };  // how blocks' integers become numbers
 
-// Weights that memory is asked for while others are multiplied: so many bytes at each block.
-struct Ahead {
-    const uint8_t* next;  // or null
-    int bytes_per_block;
-};
-
 // out[r] = the sums of rows r with sixteen columns. Rows behind the group's last are computed from what lies there, for nobody.
 // num_tile_rows: of the tiles as they are shaped, no fewer than there are rows.
 template <Sums kSums>
@@ -128,10 +122,7 @@ static void tile_of_blocks(const UnpackedColumns& columns, const Activations& x,
         rows.advance(num_rows);
         scales += 16;
         others += 16;
-        if (ahead.next) {
-            for (int i = 0; i < ahead.bytes_per_block; i += 64) prefetch(ahead.next + i);
-            ahead.next += ahead.bytes_per_block;
-        }
+        ahead.ask_for_next();
     };
     // Tiles and lanes compute at the same time: a product is stored when the next one is under way, and what is added was stored
     // before that.
@@ -255,7 +246,7 @@ class TileProducts {
         bool is_wanted = false;
         for (int g = first; g < end && is_unpacked; ++g) is_wanted |= groups_[g].num_rows >= kFewestTileRows;
         if (is_wanted) unpack();
-        ahead_ = expected();
+        ahead_ = expected_behind(tile, w_);
     }
 
     // sums: [count][kMaxGroup][16], of groups from `first` on.
@@ -318,15 +309,7 @@ class TileProducts {
                               : has_minima_         ? tile_of_blocks<Sums::MINIMA>
                                                     : tile_of_blocks<Sums::PLAIN>;
         function(columns_, x_, group.first, group.num_rows, num_tile_rows_, w_.num_blocks, ahead_, sums);
-        ahead_.next = nullptr;
-    }
-
-    // The next tile, where it lies behind this one: asked for while this one is multiplied.
-    Ahead expected() const {
-        if (tile_ + 1 == w_.tiles + w_.num_tiles) return {nullptr, 0};
-        const ptrdiff_t bytes = tile_[1].data - tile_->data;
-        const bool is_behind = bytes > 0 && bytes <= ptrdiff_t(w_.num_blocks) * 1024;
-        return {is_behind ? tile_[1].data : nullptr, int(bytes / w_.num_blocks)};
+        ahead_ = {};
     }
 
     void multiply_steps(int first, int count, float* sums) {
@@ -372,7 +355,7 @@ class TileProducts {
     const Tile* tile_ = nullptr;
     Kind kind_ = Kind::NONE;
     bool has_minima_ = false;
-    Ahead ahead_{nullptr, 0};
+    Ahead ahead_;
     UnpackedColumns columns_{nullptr, 0};
 };
 

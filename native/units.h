@@ -10,12 +10,15 @@ namespace headrace {
 namespace HEADRACE_ISA {
 
 // How far ahead of what is read memory is asked for weights: with many rows; with few, which wait for memory and nothing else.
-// Processors with AMX then read 1.4 times as much as without; Zen 4 less, its own prefetching does better (0: none).
+// Processors with AMX then read 1.4 times as much as without; Zen 4 less, its own prefetching does better (0: none). Zen 3 gains by it
+// from two rows on: with AVX2 so much is computed for each line that few of those to come are in sight.
 constexpr int kPrefetchBytes = 2048;
 #if defined(__AMX_TILE__)
-constexpr int kFewRowsPrefetchBytes = 8192;
+constexpr int kManyRows = 12, kFewRowsPrefetchBytes = 8192;
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kManyRows = 2, kFewRowsPrefetchBytes = 0;
 #else
-constexpr int kFewRowsPrefetchBytes = 0;
+constexpr int kManyRows = 12, kFewRowsPrefetchBytes = 0;
 #endif
 
 static INLINE void unpack_nibbles(const uint8_t* w, B* x) {

@@ -4,6 +4,8 @@
 // Knows units of weights and prepared rows. Does not know what follows a product. The bits are those of `group_products.h`.
 #pragma once
 
+#include <utility>
+
 #include "group_products.h"
 #include "memory.h"
 
@@ -45,9 +47,10 @@ static void unpack_groups(const Tile& tile, int num_blocks, UnpackedBlock* to) {
     }
 }
 
-// sums[r] = the sums of all rows of a group.
+// sums[r] = the sums of all rows of a group. `ahead`: weights that memory is asked for meanwhile.
 template <int kBits, int kOffset, bool kHasMinima>
-static void multiply_unpacked(UnpackedBlock* blocks, int num_blocks, const Activations& x, const RowGroup& group, float* sums) {
+static void multiply_unpacked(UnpackedBlock* blocks, int num_blocks, const Activations& x, const RowGroup& group, Ahead ahead,
+                              float* sums) {
     const auto pass = [&](int first, auto count) {
         constexpr int N = count.value;
         BlockRows rows(x, size_t(group.first) * num_blocks + size_t(first));
@@ -55,10 +58,12 @@ static void multiply_unpacked(UnpackedBlock* blocks, int num_blocks, const Activ
         UNROLL for (int r = 0; r < N; ++r) total[r] = zero();
         for (int b = 0; b < num_blocks; ++b) {
             UnpackedBlock& block = blocks[b];
+            ahead.ask_for_next();
             const F minimum = kHasMinima ? load(block.minima) : zero();
             add_block<N, kBits, kOffset, kHasMinima>(block.integers, load(block.scales), minimum, rows, total);
             rows.advance(group.num_rows);
         }
+        ahead = {};
         UNROLL for (int r = 0; r < N; ++r) store(sums + (first + r) * 16, total[r]);
     };
     static_assert(kRowsTogether == 4, "remainders are of one to three");
@@ -85,16 +90,17 @@ class TileProducts {
         tile_ = &tile;
         multiply_ = nullptr;
         if (end - first > 1) unpack();
+        ahead_ = expected_behind(tile, w_);
     }
     // sums: [count][kMaxGroup][16], of groups from `first` on.
     void multiply(int first, int, float* sums) {
         const RowGroup& group = groups_[first];
-        if (multiply_) multiply_(blocks_, w_.num_blocks, x_, group, sums);
+        if (multiply_) multiply_(blocks_, w_.num_blocks, x_, group, std::exchange(ahead_, Ahead{}), sums);
         else tile_function(group.num_rows)(*tile_, w_, x_, bf16_, group.first, sums);
     }
 
   private:
-    typedef void (*Multiply)(UnpackedBlock*, int, const Activations&, const RowGroup&, float*);
+    typedef void (*Multiply)(UnpackedBlock*, int, const Activations&, const RowGroup&, Ahead, float*);
 
     void unpack() {
         switch (tile_->format) {
@@ -124,6 +130,7 @@ class TileProducts {
     const Tile* tile_ = nullptr;
     UnpackedBlock* blocks_ = nullptr;
     Multiply multiply_ = nullptr;
+    Ahead ahead_;
 };
 
 }  // namespace HEADRACE_ISA

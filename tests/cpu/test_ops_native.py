@@ -272,6 +272,27 @@ def test_the_bits_of_a_projected_row_do_not_depend_on_how_many_rows_there_are(is
             assert np.array_equal(both, gated[first:end]), (first, end)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@settings(deadline=None, max_examples=40)
+@given(
+    num_threads=st.integers(1, 3),
+    parts=st.lists(st.tuples(st.sampled_from(FORMATS), st.integers(1, 200)), min_size=1, max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_a_row_alone_has_the_bits_that_it_has_beside_others_however_many_tiles_there_are(
+    isa: str, num_threads: int, parts: list[tuple[str, int]], seed: int
+) -> None:
+    ops = ops_of(isa=isa, num_threads=num_threads)
+    num_in, num_out = 256, sum(n for _, n in parts)
+    x = np.random.default_rng(seed).standard_normal((2, num_in)).astype(np.float32)
+    with ops.computing():
+        weight = ops.load_linear([random_weight(storage, n, num_in, seed) for storage, n in parts])
+        both = ops.linear(tensor(ops, x), weight).numpy().copy()
+        leave_rubbish(ops, rows=1, num_out=num_out, num_in=num_in)
+        alone = ops.linear(tensor(ops, x[:1]), weight).numpy()
+    assert np.array_equal(alone, both[:1])
+
+
 @pytest.mark.skipif("amx" not in ISAS, reason="AMX is not there, or not granted")
 @pytest.mark.parametrize("storage", [*BLOCKED, "INT8_CHANNEL"])
 @settings(deadline=None, max_examples=20)
