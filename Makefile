@@ -7,6 +7,9 @@ MODEL ?= smollm2-135m
 ARGS ?=
 # Of each of the eight kinds of trouble that there are: ten thousand fleets.
 SIM_SEEDS ?= 1250
+# Over all cores, but no more than four: each of pytest's processes comes to hold torch, transformers and a model. Each has
+# a stretch of the tests in their order, so that most of what a file's tests share is made once, and takes over from others.
+PYTEST := $(VENV)/bin/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 TORCH := torch==2.13.0
 TORCH_RANGE := $(shell sed -n 's/^ *"\(torch[^"]*\)".*/\1/p' pyproject.toml)
 
@@ -52,12 +55,12 @@ serve: $(HAS_RUNTIME) ## install what serving needs, fetch the model, and serve 
 
 test: $(HAS_ALL) ## run the tests, but for the slow ones
 	@$(VENV)/bin/headrace pull smollm2-135m
-	@$(VENV)/bin/pytest -m 'not slow and not gpu' $(ARGS)
+	@$(PYTEST) -m 'not slow and not gpu' $(ARGS)
 
 test-all: $(HAS_ALL) ## run all tests that this machine can
 	@$(VENV)/bin/headrace pull smollm2-135m
 	@$(VENV)/bin/headrace pull gemma3-270m
-	@$(VENV)/bin/pytest -m 'not gpu' $(ARGS)
+	@$(PYTEST) -m 'not gpu' $(ARGS)
 
 sim: $(HAS_ALL) ## rehearse 10,000 fleets under drawn faults, over all cores
 	@$(VENV)/bin/headrace simulate --case all --num-seeds $(SIM_SEEDS) --num-jobs $$(getconf _NPROCESSORS_ONLN) $(ARGS)

@@ -1,4 +1,4 @@
-"""Fixtures that many tests share: the real models, fetched once per machine and kept.
+"""What holds for all tests: the real models, fetched once per machine and kept, and that no test fails because it took long.
 
 Knows where models are cached and how they are fetched. Does not know what is tested with them.
 """
@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 from benchmarks.kernels_build import use_named_build
+from hypothesis import HealthCheck, settings
 
 use_named_build()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a script; processes inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hypothesis would fail an example that took 200 ms, and a test whose examples are slow to draw: both tell of the machine.
+settings.register_profile("untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 _FILES = {
     "smollm2-135m": "SmolLM2-135M-Instruct.Q4_1.gguf",

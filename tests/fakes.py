@@ -10,6 +10,7 @@ import codecs
 import hashlib
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,7 +167,8 @@ class FakeEngine:
         self.refusal: Exception | None = None
         """Raised in place of the first chunk."""
         self.hold_after: int | None = None
-        """Answers stop growing after this many tokens, until aborted."""
+        """Answers stop growing after this many tokens, until aborted or until all `goes_on`."""
+        self.goes_on = threading.Event()
         self.fail_after: tuple[int, Exception] | None = None
         """After this many tokens the engine raises."""
         self.broken_after: int | None = None
@@ -257,8 +259,8 @@ class FakeEngine:
         return num_cached
 
     async def _obey_switches(self, num_tokens: int) -> None:
-        if self.hold_after is not None and num_tokens >= self.hold_after:
-            await asyncio.Event().wait()
+        while self.hold_after is not None and num_tokens >= self.hold_after and not self.goes_on.is_set():
+            await asyncio.sleep(0.005)
         if self.fail_after is not None and num_tokens >= self.fail_after[0]:
             raise self.fail_after[1]
 

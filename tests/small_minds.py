@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.engine.mind.config import SchedulerConfig, SchedulingPolicy
 from headrace.engine.mind.request import Request
+from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.sim.worker import fingerprint
 
 VOCAB_SIZE = 20
@@ -32,6 +33,16 @@ prompts = st.builds(
     st.lists(st.integers(0, 2), min_size=1, max_size=14),
 )
 """Few distinct beginnings, so that sharing is common; lengths on both sides of block boundaries."""
+salts = st.sampled_from(["", "", "tenant"])
+
+
+def _sampling(max_tokens: int, min_tokens: int, seed: int, ignore_eos: bool) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), seed=seed, ignore_eos=ignore_eos)
+
+
+samplings = st.builds(
+    _sampling, st.integers(1, 12), min_tokens=st.sampled_from([0, 0, 1, 4]), seed=st.integers(0, 1), ignore_eos=st.booleans()
+)
 
 
 def expected_answer(request: Request, sample_index: int) -> list[int]:

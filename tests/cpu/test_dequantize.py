@@ -36,7 +36,7 @@ def _oracle(storage: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32
 
 
 @pytest.mark.parametrize("storage", sorted(set(QUANTISED) - WITHOUT_ORACLE))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 9), blocks=st.integers(1, 5))
 def test_random_bytes_become_the_numbers_that_the_gguf_package_finds_in_them(
     storage: str, seed: int, rows: int, blocks: int

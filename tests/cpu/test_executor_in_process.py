@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cpu.executor_conformance import Bench, ExecutorConformance
+from tests.patience import PATIENCE_S
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headrace.base.ids import StepId
@@ -15,7 +16,6 @@ from headrace.engine.executor.in_process import InProcessExecutor
 from headrace.engine.mind.step import StepPlan, StepResult
 from headrace.engine.worker.worker import Worker, WorkerConfig
 
-WAIT_S = 60.0
 """Only a hang takes so long."""
 
 
@@ -41,7 +41,7 @@ def settler(executor: InProcessExecutor) -> Callable[[], None]:
     def settle() -> None:
         answered = threading.Event()
         executor.submit(StepPlan(StepId(-1), ()), lambda _: answered.set())
-        assert answered.wait(WAIT_S), "a plan was never answered"
+        assert answered.wait(PATIENCE_S), "a plan was never answered"
 
     return settle
 
@@ -82,7 +82,7 @@ def test_a_bug_in_execution_reaches_the_owner_and_ends_the_work() -> None:
     executor = InProcessExecutor(worker, failures.put)
     for step in range(5):
         executor.submit(StepPlan(StepId(step), ()), results.append)
-    assert isinstance(failures.get(timeout=WAIT_S), ZeroDivisionError)
+    assert isinstance(failures.get(timeout=PATIENCE_S), ZeroDivisionError)
     executor.close()
     assert [result.step_id for result in results] == [0, 1]
     assert worker.executed == [0, 1], "nothing runs on what a bug left behind"
@@ -97,7 +97,7 @@ def test_a_bug_in_done_reaches_the_owner_too() -> None:
         raise KeyError("a bug in the owner")
 
     executor.submit(StepPlan(StepId(0), ()), done)
-    assert isinstance(failures.get(timeout=WAIT_S), KeyError)
+    assert isinstance(failures.get(timeout=PATIENCE_S), KeyError)
     executor.close()
 
 
@@ -131,4 +131,4 @@ def test_the_owner_may_close_it_when_told_of_a_failure() -> None:
 
     executor = InProcessExecutor(StubWorker(failing_step=0), on_failure)
     executor.submit(StepPlan(StepId(0), ()), lambda _: None)
-    assert closed.wait(WAIT_S)
+    assert closed.wait(PATIENCE_S)

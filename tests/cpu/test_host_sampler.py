@@ -43,7 +43,7 @@ _PARAMETERS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(parameters=_PARAMETERS, vocab_size=st.sampled_from([40, 1000, 4096]), seed=st.integers(0, 1000))
 def test_both_samplers_choose_and_tell_the_same(parameters: dict[str, Any], vocab_size: int, seed: int) -> None:
     logits = np.random.default_rng(seed).normal(scale=3, size=(1, vocab_size)).astype(np.float32)
@@ -71,7 +71,7 @@ class _Form:
         return self._verdict
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     asked=st.lists(st.tuples(_PARAMETERS, st.sampled_from([None, 0.0, 0.02, 0.5, 1.0])), min_size=1, max_size=6),
     vocab_size=st.sampled_from([40, 1000, 4097]),
@@ -113,7 +113,7 @@ def test_a_form_that_cannot_be_followed_says_why_and_harms_nobody_beside_it(temp
     assert isinstance(first, SampledToken) and isinstance(last, SampledToken)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(parameters=_PARAMETERS, width=st.sampled_from([1, 3, 40]), allowed=st.sampled_from([(), tuple(range(1, 60, 2))]))
 def test_both_samplers_give_beams_the_same_candidates(
     parameters: dict[str, Any], width: int, allowed: tuple[int, ...]
@@ -151,7 +151,7 @@ def test_a_row_that_is_not_finite_fails_alone(poison: float) -> None:
     assert isinstance(first, SampledToken) and isinstance(last, SampledToken)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     vocab_size=st.sampled_from([1, 15, 17, 511, 513, 49152]),
     seed=st.integers(0, 1000),
@@ -164,7 +164,7 @@ def test_the_greatest_of_a_row_is_numpys(vocab_size: int, seed: int, scale: floa
     assert ops.greatest(logits, [None] * 3) == logits.argmax(axis=1).tolist()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     isa=st.sampled_from(ISAS),
     vocab_size=st.sampled_from([1, 31, 32, 33, 600, 49152]),
@@ -201,7 +201,7 @@ def _mask(is_allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
     )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 1000),
     vocab_size=st.sampled_from([7, 600, 49152]),
@@ -245,7 +245,7 @@ def test_a_vocabulary_is_drawn_from_as_often_as_its_probabilities_say() -> None:
     assert [drawn.count(token) for token in range(3)] == pytest.approx([2000, 1200, 800], abs=2)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 1000),
     vocab_size=st.sampled_from([7, 600, 49152]),

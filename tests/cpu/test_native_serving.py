@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tests.cpu.paged_decoder import PagedDecoder
+from tests.patience import PATIENCE_S
 
 from headrace.engine.host.tokenizer import load_tokenizer
 from headrace.engine.models.weights import Checkpoint, open_checkpoint
@@ -69,7 +70,7 @@ def logits_of(decoder: PagedDecoder, name: str, ids: list[int], *chunks: int) ->
 
 def test_a_process_that_serves_natively_has_not_imported_torch(smollm2_path: Path) -> None:
     command = [sys.executable, "-c", SERVING_WITHOUT_TORCH, str(smollm2_path)]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout.strip() == "[]"
     assert "leaked" not in outcome.stderr

@@ -127,7 +127,7 @@ def relative_error(ours: Floats, expected: Doubles) -> float:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("storage", FORMATS)
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     rows=st.integers(1, 64),
     num_out=st.integers(1, 70),
@@ -295,7 +295,7 @@ def test_a_row_alone_has_the_bits_that_it_has_beside_others_however_many_tiles_t
 
 @pytest.mark.skipif("amx" not in ISAS, reason="AMX is not there, or not granted")
 @pytest.mark.parametrize("storage", [*BLOCKED, "INT8_CHANNEL"])
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(rows=st.integers(1, 300), num_out=st.integers(1, 70), num_blocks=st.integers(1, 9), seed=st.integers(0, 1000))
 def test_tile_products_have_the_bits_of_vector_products(
     storage: str, rows: int, num_out: int, num_blocks: int, seed: int
@@ -408,7 +408,7 @@ def error_allowed(kv_dtype: str, isa: str) -> float:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(case=cases())
 def test_attention_in_bfloat16_over_any_ragged_batch_is_close_to_dense_attention(isa: str, case: Case) -> None:
     case = case if case.block_size == 16 else in_pages(case)
@@ -418,7 +418,7 @@ def test_attention_in_bfloat16_over_any_ragged_batch_is_close_to_dense_attention
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(case=cases(), kv_dtype=st.sampled_from(KV_DTYPES))
 def test_paged_attention_over_any_ragged_batch_equals_dense_attention_over_what_is_held(
     isa: str, case: Case, kv_dtype: str

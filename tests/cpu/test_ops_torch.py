@@ -130,7 +130,7 @@ def dense_attention(case: Case, sequence: int, dtype: torch.dtype) -> torch.Tens
     return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(case=cases(), dtype=st.sampled_from(["float32", "bfloat16"]))
 def test_paged_attention_over_any_ragged_batch_equals_dense_attention(case: Case, dtype: str) -> None:
     for i, ours in enumerate(run_paged(ops_of(dtype), case)):
@@ -208,7 +208,7 @@ def _rotated(head: torch.Tensor, weight: torch.Tensor, frequencies: list[float],
 # The plain operations
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 40),
     sizes=st.lists(st.integers(1, 70), min_size=1, max_size=3),

@@ -195,7 +195,7 @@ def naive_probabilities(logits: Floats, s: SamplingParams, counts: Counter[int],
     return result / result.sum(), margin
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_mixture_of_parameters_draws_as_a_naive_reading_of_them(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([5, 37, 256, 1000, 2048]))

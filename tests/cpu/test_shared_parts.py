@@ -89,7 +89,7 @@ def alone(case: Case, sequence: int, *, num_last: int = 0) -> Case:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(case=batches(), kv_dtype=st.sampled_from(KV_DTYPES), num_threads=st.sampled_from([1, 2, 16]))
 def test_sequences_that_share_any_blocks_attend_as_each_does_alone_and_as_dense_attention(
     isa: str, case: Case, kv_dtype: str, num_threads: int

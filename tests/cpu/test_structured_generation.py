@@ -80,7 +80,7 @@ def test_free_answers_beside_it_are_what_they_would_be_alone(engine: TinyEngine)
     assert_valid(formed.text)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     budget=st.sampled_from([8, 16, 64]),
     chunk=st.sampled_from([1, 3, 16]),

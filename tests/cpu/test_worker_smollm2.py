@@ -120,11 +120,12 @@ def chunked(worker: Worker, prompts: Prompts) -> dict[str, list[int]]:
 
 
 def one_by_one(worker: Worker, prompts: Prompts) -> dict[str, list[int]]:
-    """Alone, and every prompt twice through one mind: the second finds its full blocks, and is answered as the first."""
+    """Alone; and all once more, together, through the same mind: each finds its full blocks, and is answered as before."""
     driver = EngineDriver(worker, num_blocks=NUM_BLOCKS)
     for name, prompt in prompts.items():
         driver.add(name, prompt, greedy())
         driver.run()
+    for name, prompt in prompts.items():
         driver.add(f"again {name}", prompt, greedy())
     answers = {name: answer for (name, _), answer in driver.run().items()}
     driver.close()
@@ -138,11 +139,12 @@ def one_by_one(worker: Worker, prompts: Prompts) -> dict[str, list[int]]:
     return {name: answers[name] for name in prompts}
 
 
-def assert_all_ways_agree(worker: Worker, reference: Any, prompts: Prompts) -> None:
+def assert_all_ways_agree(worker: Worker, reference: Any, prompts: Prompts, *, most_tokens_batched: int = 10_000) -> None:
     answers = one_by_one(worker, prompts)
     for name, prompt in prompts.items():
         assert_greedy(reference, prompt, answers[name])
-    assert batched(worker, prompts) == answers
+    short = {name: prompt for name, prompt in prompts.items() if len(prompt) <= most_tokens_batched}
+    assert batched(worker, short) == {name: answers[name] for name in short}
     assert chunked(worker, prompts) == answers
 
 
@@ -152,10 +154,10 @@ def test_a_few_greedy_answers_are_those_of_transformers(worker: Worker, referenc
 
 @pytest.mark.slow
 def test_fifty_greedy_answers_are_those_of_transformers(worker: Worker, reference: Any, smollm2_path: Path) -> None:
-    """Most of them short, at every place of a block: a long prompt takes as long as many of these."""
+    """Most of them short, at every place of a block: a long prompt takes as long as many of these, and a step of its own."""
     lengths = [*range(1, 34), 47, 48, 64, 65, 90, 100, 127, 128, 129, 150, 191, 192, 193, 257, 300, 511, 512, 513, 777, 1500]
     assert len(lengths) >= 50
-    assert_all_ways_agree(worker, reference, varied_prompts(smollm2_path, lengths))
+    assert_all_ways_agree(worker, reference, varied_prompts(smollm2_path, lengths), most_tokens_batched=200)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

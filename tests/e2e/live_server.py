@@ -3,21 +3,17 @@
 import asyncio
 import queue
 import threading
-import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import openai
 import uvloop
 from tests.fakes import FakeChatTemplate, FakeEngine
+from tests.patience import PATIENCE_S
 
 from headrace.obs.metrics import ServingMetrics
 from headrace.server.app import create_app, serve_http
 from headrace.server.config import ServerConfig
-
-DEADLINE_S = 60
-"""When a test gives up on what should happen at once: a slow machine needs some of it, a hang would need it all."""
 
 
 class LiveServer:
@@ -43,7 +39,7 @@ class LiveServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        outcome = self._started.get(timeout=DEADLINE_S)
+        outcome = self._started.get(timeout=PATIENCE_S)
         if isinstance(outcome, BaseException):
             raise outcome
         self.url = outcome
@@ -63,14 +59,14 @@ class LiveServer:
             self._loop.call_soon_threadsafe(self._stop.set)
 
     def wait_until_stopped(self) -> None:
-        self._thread.join(DEADLINE_S)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the server does not end"
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def async_client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -92,11 +88,3 @@ class LiveServer:
             on_started=self._started.put,
             stop=self._stop,
         )
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Waits for what another thread is about to do."""
-    give_up = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < give_up, f"still not: {what}"
-        time.sleep(0.005)

@@ -7,24 +7,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 import openai
-
-DEADLINE_S = 120
-"""When a test gives up on what should happen at once."""
+from tests.patience import PATIENCE_S
 
 SMALL = ("--kv-cache-memory", "512MiB", "--max-model-len", "2048", "--max-num-seqs", "16", "--threads", "1")
 """Enough for the tests. One thread, since several that wait for one another suffer most where a machine does more than
 this."""
 
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
-_ENGINE_PID = re.compile(r"start the engine process .* pid (\d+)")
+ENGINE_STARTS = re.compile(r"start the engine process .* pid (\d+)")
 
 
 class RealServer:
@@ -70,7 +66,7 @@ class RealServer:
 
     def wait_for_line(self, pattern: re.Pattern[str]) -> re.Match[str]:
         """The first match in what it writes from now on."""
-        while (line := self._lines.get(timeout=DEADLINE_S)) is not None:
+        while (line := self._lines.get(timeout=PATIENCE_S)) is not None:
             if match := pattern.search(line):
                 return match
         raise AssertionError(
@@ -79,8 +75,8 @@ class RealServer:
 
     def wait(self) -> int:
         """Its exit status."""
-        status = self.process.wait(timeout=DEADLINE_S)
-        self._reader.join(DEADLINE_S)
+        status = self.process.wait(timeout=PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         return status
 
     def _read(self) -> None:
@@ -99,24 +95,24 @@ class RealServer:
     @property
     def engine_pid(self) -> int:
         """Of the engine process that was started last."""
-        return int(_ENGINE_PID.findall(self.output)[-1])
+        return int(ENGINE_STARTS.findall(self.output)[-1])
 
     # Asking it
 
     def client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(
-            **{"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": DEADLINE_S, **options}
+            **{"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": PATIENCE_S, **options}
         )
 
     def async_client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def health(self) -> int:
-        return httpx.get(f"{self.url}/health", timeout=DEADLINE_S).status_code
+        return httpx.get(f"{self.url}/health", timeout=PATIENCE_S).status_code
 
     def metric(self, name: str) -> float:
         """The sum over all labels; 0 where there is no such sample."""
-        text = httpx.get(f"{self.url}/metrics", timeout=DEADLINE_S).text
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
         samples = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
         return sum(map(float, samples))
 
@@ -134,14 +130,6 @@ class RealServer:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Waits for what another process is about to do."""
-    give_up = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < give_up, f"still not: {what}"
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:

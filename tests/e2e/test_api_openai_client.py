@@ -7,8 +7,9 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
-from tests.e2e.live_server import DEADLINE_S, LiveServer
+from tests.e2e.live_server import LiveServer
 from tests.fakes import FakeEngine, fixed_answer
+from tests.patience import PATIENCE_S
 
 from headrace.base.errors import EngineDeadError, OverloadedError
 from headrace.server.config import ServerConfig
@@ -211,7 +212,7 @@ def test_two_hundred_streams_at_once_are_all_complete_and_each_has_its_own_answe
             return await asyncio.gather(*(one(client, number) for number in range(200)))
 
     with LiveServer(engine) as server:
-        answers = asyncio.run(asyncio.wait_for(story(server), 4 * DEADLINE_S))
+        answers = asyncio.run(asyncio.wait_for(story(server), PATIENCE_S))
     assert all(streamed == whole for streamed, whole in answers)
     assert len({streamed for streamed, _ in answers}) > 150
     assert engine.num_live == 0

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.real_server import DEADLINE_S, RealServer
+from tests.e2e.real_server import RealServer
+from tests.patience import PATIENCE_S
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
 _BLOCKS = re.findall(r"^```bash\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL)
@@ -20,7 +21,7 @@ def test_the_blocks_of_the_page_do_what_they_show(server: RealServer, tmp_path: 
             ["bash", "-euo", "pipefail", "-c", _COMMAND + block.replace("http://127.0.0.1:8000", server.url)],
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=PATIENCE_S,
             cwd=tmp_path,
             env={**os.environ, "HEADRACE_PYTHON": sys.executable},
             check=False,

@@ -8,7 +8,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
-from tests.e2e.page.driver import DESKTOP, PHONE, Page, start_browser
+from tests.e2e.page.driver import DESKTOP, PHONE, Page
 
 from headrace.base.clock import Nanos
 from headrace.engine.mind.config import SchedulerConfig
@@ -54,13 +54,6 @@ def outcome() -> FleetOutcome:
     return rehearse(num_replicas=3, num_requests=80, rate=10.0, faults=FAULTS)
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    driver = start_browser(tmp_path_factory.mktemp("browser"))
-    yield driver
-    driver.quit()
-
-
 def opened(browser: webdriver.Chrome, folder: Path, outcome: FleetOutcome, size: tuple[int, int] = DESKTOP) -> Page:
     path = folder / "fleet.html"
     path.write_text(fleet_page(outcome.log, outcome.run))
@@ -70,6 +63,7 @@ def opened(browser: webdriver.Chrome, folder: Path, outcome: FleetOutcome, size:
     page.requests.clear()
     page.complaints.clear()
     page.resize(size)
+    page.prefer(color_scheme="light", reduced_motion="no-preference")
     browser.get(page.url)
     page.wait(lambda: shown_frame(page) == 0)
     return page

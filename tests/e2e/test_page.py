@@ -6,20 +6,13 @@ from contextlib import ExitStack
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
-from tests.e2e.page.driver import DESKTOP, PHONE, Page, serving, start_browser
+from tests.e2e.page.driver import DESKTOP, PHONE, Page, serving
 from tests.fakes import FakeEngine, fixed_answer
 
 from headrace.base.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from headrace.server.config import ServerConfig
 
 OpenPage = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    driver = start_browser(tmp_path_factory.mktemp("browser"))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture
@@ -52,7 +45,7 @@ def open_page(browser: webdriver.Chrome) -> Iterator[OpenPage]:
 
 def test_a_conversation_streams_in_and_shows_its_figures(open_page: OpenPage) -> None:
     engine = FakeEngine(fixed_answer("**Water** turns the wheel, and the wheel turns the stone."))
-    engine.step_s = 0.02
+    engine.hold_after = 20
     page = open_page(engine)
 
     page.start_asking("What turns the mill?")
@@ -61,6 +54,7 @@ def test_a_conversation_streams_in_and_shows_its_figures(open_page: OpenPage) ->
     assert not page.is_shown("#send")
     assert page.all(".answer[aria-busy=true]")
 
+    engine.goes_on.set()
     page.wait_for_end()
     assert page.text(".question-text") == "What turns the mill?"
     assert page.text(".prose") == "Water turns the wheel, and the wheel turns the stone."
@@ -510,6 +504,7 @@ def test_while_an_answer_grows_only_its_last_block_is_drawn_again(open_page: Ope
     engine = FakeEngine(fixed_answer("\n\n".join(blocks)))
     engine.tokens_per_step = 40
     engine.step_s = 0.02
+    engine.hold_after = 400  # eleven paragraphs
     page = open_page(engine)
     page.start_asking("Much, please")
     page.wait(lambda: len(page.all(".prose > p")) > 4)
@@ -522,6 +517,7 @@ def test_while_an_answer_grows_only_its_last_block_is_drawn_again(open_page: Ope
         }))).observe(document.querySelector(".prose"), {childList: true, characterData: true, subtree: true});
         """
     )
+    engine.goes_on.set()
     page.wait_for_end()
     assert [p.text for p in page.all(".prose > p")] == [block.replace("**", "") for block in blocks]
     assert page.run("return [...window.touched]") == []
@@ -531,6 +527,7 @@ def test_the_newest_text_stays_in_sight_unless_the_reader_scrolls_up(open_page: 
     engine = FakeEngine(fixed_answer("\n\n".join(f"Paragraph {i}." for i in range(80))))
     engine.tokens_per_step = 8
     engine.step_s = 0.02
+    engine.hold_after = 500  # 33 paragraphs
     page = open_page(engine)
     below = "return document.documentElement.scrollHeight - innerHeight - scrollY"
     page.start_asking("Much, please")
@@ -538,6 +535,7 @@ def test_the_newest_text_stays_in_sight_unless_the_reader_scrolls_up(open_page: 
     page.wait(lambda: page.run(below) < 60)
     page.run("scrollTo(0, 100)")
     page.wait(lambda: page.is_shown("#to-latest"))
+    engine.goes_on.set()
     page.wait_for_end()
     assert page.run("return scrollY") == 100
     page.click("#to-latest")

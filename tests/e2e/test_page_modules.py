@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 import headrace.server
 
@@ -37,7 +38,7 @@ def test_the_suites_are_found() -> None:
 def test_the_page_module_passes_its_suite(suite: Path) -> None:
     environment = {**os.environ, "HEADRACE_WEB": WEB.as_uri()}
     run = subprocess.run(
-        [node(), "--test", str(suite)], env=environment, capture_output=True, text=True, check=False, timeout=120
+        [node(), "--test", str(suite)], env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert run.returncode == 0, run.stdout + run.stderr
     passed = re.search(r"^# pass (\d+)$", run.stdout, re.MULTILINE) or re.search(r"ℹ pass (\d+)", run.stdout)

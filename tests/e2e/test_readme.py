@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.real_server import DEADLINE_S, RealServer
+from tests.e2e.real_server import RealServer
+from tests.patience import PATIENCE_S
 
 _README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -47,7 +48,7 @@ def test_a_shell_block_does_what_it_shows(block: str, server: RealServer, tmp_pa
         ["bash", "-euo", "pipefail", "-c", _here(block, server)],
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         env={**os.environ, "CURL_HOME": str(tmp_path)},
         check=False,
     )
@@ -58,7 +59,7 @@ def test_a_shell_block_does_what_it_shows(block: str, server: RealServer, tmp_pa
 @pytest.mark.parametrize("block", _blocks("python"), ids=lambda block: block.splitlines()[0][:60])
 def test_a_python_block_does_what_it_shows(block: str, server: RealServer) -> None:
     outcome = subprocess.run(
-        [sys.executable, "-c", _here(block, server)], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        [sys.executable, "-c", _here(block, server)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout.strip()

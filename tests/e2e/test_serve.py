@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.e2e.real_server import DEADLINE_S, RealServer, eventually
+from tests.e2e.real_server import RealServer
+from tests.patience import PATIENCE_S, eventually
 
 MODEL = "smollm2-135m"
 # Without the request to complete, this model wavers between two languages, and the last bit of a sum decides.
@@ -68,7 +69,7 @@ def test_a_prompt_asked_again_is_found_in_the_cache(server: RealServer) -> None:
 
 
 def test_the_seconds_of_the_start_are_kept_as_metrics(server: RealServer) -> None:
-    text = httpx.get(f"{server.url}/metrics").text
+    text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
     for phase in ("start_process", "load_weights", "allocate_kv_cache", "warm_up", "load_tokenizer"):
         assert f'phase="{phase}"' in text
 
@@ -95,7 +96,7 @@ def long_request(*, stream: bool, n: int = 1) -> dict[str, Any]:
 
 
 def test_a_stream_that_nobody_reads_any_more_frees_every_block(server: RealServer) -> None:
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=long_request(stream=True), timeout=DEADLINE_S) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=long_request(stream=True), timeout=PATIENCE_S) as answer:
         lines = answer.iter_lines()  # kept, since httpx hangs up when nobody holds the iterator any more
         assert next(lines).startswith("data:")
         assert not server.is_at_rest()
@@ -105,7 +106,7 @@ def test_a_stream_that_nobody_reads_any_more_frees_every_block(server: RealServe
 def test_a_whole_answer_that_nobody_waits_for_any_more_frees_every_block(server: RealServer) -> None:
     with contextlib.suppress(httpx.ReadTimeout):
         httpx.post(
-            f"{server.url}/v1/completions", json=long_request(stream=False, n=3), timeout=httpx.Timeout(DEADLINE_S, read=1.0)
+            f"{server.url}/v1/completions", json=long_request(stream=False, n=3), timeout=httpx.Timeout(PATIENCE_S, read=1.0)
         )
         pytest.fail("the answer came before the client lost its patience")
     eventually(server.is_at_rest, "all blocks are free")
@@ -118,7 +119,7 @@ def test_many_who_go_at_once_leave_nothing_behind(server: RealServer) -> None:
                 await client.post("/v1/completions", json=long_request(stream=stream))
 
     async def crowd() -> None:
-        async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
             await asyncio.gather(*(one(client, 0.05 * number, number % 2 == 0) for number in range(40)))
 
     asyncio.run(crowd())
@@ -160,7 +161,7 @@ def test_nonsense_is_refused_and_harms_nobody(server: RealServer, what: str) -> 
     door, body = BAD_BODIES[what]
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"content-type": "application/json"}
-    answer = httpx.post(f"{server.url}/v1/{door}", content=content, headers=headers, timeout=DEADLINE_S)
+    answer = httpx.post(f"{server.url}/v1/{door}", content=content, headers=headers, timeout=PATIENCE_S)
     assert 400 <= answer.status_code < 500, answer.text
     assert answer.json()["error"]["message"]
     assert server.health() == 200

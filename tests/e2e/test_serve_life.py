@@ -1,6 +1,8 @@
 """How a server starts, is told to stop, and loses its engine: in every case soon, in words, and with nothing left behind."""
 
+import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -12,7 +14,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.e2e.real_server import DEADLINE_S, SMALL, RealServer, eventually, is_alive
+from tests.e2e.real_server import ENGINE_STARTS, SMALL, RealServer, is_alive
+from tests.patience import PATIENCE_S, eventually
 
 from headrace.cli.main import main
 
@@ -52,15 +55,24 @@ def begin_streams(server: RealServer, count: int, max_tokens: int = 1500) -> lis
     for stream in streams:
         stream.start()
     for stream in streams:
-        assert stream.has_begun.wait(DEADLINE_S)
+        assert stream.has_begun.wait(PATIENCE_S)
         assert stream.error is None
     return streams
 
 
 def end_of(stream: OpenStream) -> OpenStream:
-    stream.join(DEADLINE_S)
+    stream.join(PATIENCE_S)
     assert not stream.is_alive(), "the stream hangs"
     return stream
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 # The engine dies
@@ -85,10 +97,11 @@ def test_told_to_restart_the_server_answers_again() -> None:
         first = server.engine_pid
         os.kill(first, signal.SIGKILL)
         assert end_of(stream).error is not None
-        eventually(lambda: server.health() == 503, "/health says that the engine is down")
-        with pytest.raises(openai.InternalServerError) as caught:
-            server.client().completions.create(model=MODEL, prompt="x", max_tokens=1)
-        assert caught.value.status_code == 503
+        with stopped(int(server.wait_for_line(ENGINE_STARTS)[1])):  # so that it is down for as long as the test looks
+            assert server.health() == 503
+            with pytest.raises(openai.InternalServerError) as caught:
+                server.client().completions.create(model=MODEL, prompt="x", max_tokens=1)
+            assert caught.value.status_code == 503
         eventually(lambda: server.health() == 200, "the engine is back")
         assert server.engine_pid != first
         assert server.client().completions.create(model=MODEL, prompt="x", max_tokens=2, temperature=0).choices[0].text
@@ -138,7 +151,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
 
 def _refuses_connections(server: RealServer) -> bool:
     try:
-        httpx.get(f"{server.url}/health", timeout=1)
+        httpx.get(f"{server.url}/health", timeout=PATIENCE_S)
     except httpx.TransportError:
         return True
     return False
@@ -146,7 +159,7 @@ def _refuses_connections(server: RealServer) -> bool:
 
 def test_a_signal_while_it_starts_ends_it() -> None:
     server = RealServer(*SMALL)
-    server.wait_for_line(re.compile("start the engine process"))
+    server.wait_for_line(ENGINE_STARTS)
     server.signal(signal.SIGINT)
     assert server.wait() == 130
     assert "Traceback" not in server.output
@@ -158,27 +171,24 @@ def test_a_signal_while_it_starts_ends_it() -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        port: int = other.getsockname()[1]
-    return port
+    """Below those that systems give to whoever asks for any, so that nobody gets it before the server does."""
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+        with socket.socket() as other, contextlib.suppress(OSError):
+            other.bind(("127.0.0.1", port))
+            return port
+    pytest.fail("a hundred ports, and none is free")
 
 
 def test_who_asks_while_the_model_loads_is_told_so_and_nobody_else_gets_the_port(free_port: int) -> None:
     server = RealServer(*SMALL, "--port", str(free_port))
     server.url = f"http://127.0.0.1:{free_port}"
-    server.wait_for_line(re.compile("start the engine process"))
-    engine_pid = server.engine_pid
-    os.kill(engine_pid, signal.SIGSTOP)  # so that it loads as long as the test takes
-    try:
+    with stopped(int(server.wait_for_line(ENGINE_STARTS)[1])):  # so that it loads as long as the test takes
         with pytest.raises(openai.InternalServerError, match="still loading") as caught:
             server.client().models.list()
         assert caught.value.code == "loading"
         assert server.health() == 503
         status, output = ended("--port", str(free_port))
         assert (status, "is taken by another program" in output) == (2, True)
-    finally:
-        os.kill(engine_pid, signal.SIGCONT)
     with server:
         assert server.health() == 200
         assert server.client(max_retries=2).completions.create(model=MODEL, prompt="x", max_tokens=2).choices[0].text

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 from headrace.router.mind.profile import POLICIES
 from headrace.sim.fault_cases import CASES
 from headrace.sim.fleet_spec import FaultKind
@@ -22,7 +24,7 @@ def test_the_blocks_of_the_page_do_what_they_show(tmp_path: Path) -> None:
             ["bash", "-euo", "pipefail", "-c", _COMMAND + block],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=PATIENCE_S,
             cwd=tmp_path,
             env={**os.environ, "HEADRACE_PYTHON": sys.executable},
             check=False,

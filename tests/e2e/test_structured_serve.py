@@ -1,14 +1,14 @@
 """Forms and scores through a real server and a real model, as the official client asks for them."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import jsonschema
 import openai
 import pytest
-from tests.e2e.real_server import SMALL, RealServer
+from tests.e2e.real_server import RealServer
+from tests.patience import PATIENCE_S
 
 SCHEMA = {
     "type": "object",
@@ -25,12 +25,6 @@ MESSAGES: Any = [{"role": "user", "content": "Invent a person and answer in JSON
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    with RealServer(*SMALL) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def client(server: RealServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
@@ -44,6 +38,7 @@ def test_every_answer_of_a_request_is_an_instance_of_its_schema(client: openai.O
     # Without white space the form itself ends every answer, whatever is drawn on whatever processor.
     compact = {"json": SCHEMA, "disable_any_whitespace": True}
     answer = create(client, extra_body={"structured_outputs": compact}, n=3, temperature=1.5)
+    assert len(answer.choices) == 3
     for choice in answer.choices:
         assert choice.finish_reason == "stop"
         jsonschema.validate(json.loads(choice.message.content), SCHEMA)
@@ -89,7 +84,7 @@ def test_prompt_scores_are_the_same_once_the_prompt_is_cached(server: RealServer
              "temperature": 0}  # fmt: skip
 
     def scores() -> Any:
-        response = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60)
+        response = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=PATIENCE_S)
         assert response.status_code == 200, response.text
         return response.json()["choices"][0]["prompt_logprobs"]
 
@@ -101,7 +96,7 @@ def test_prompt_scores_are_the_same_once_the_prompt_is_cached(server: RealServer
 
 def test_an_evaluation_harness_gets_the_prompts_own_log_probabilities(server: RealServer) -> None:
     asked = {"prompt": "The mill stands by the water", "max_tokens": 0, "echo": True, "logprobs": 1}
-    answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()
+    answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=PATIENCE_S).json()
     scores = answer["choices"][0]["logprobs"]
     assert answer["choices"][0]["text"] == asked["prompt"]
     assert "".join(scores["tokens"]) == asked["prompt"]

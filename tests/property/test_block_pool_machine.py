@@ -122,4 +122,4 @@ def test_content_that_is_wanted_again_and_again_keeps_the_order_of_releases_and_
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockPool.settings = settings(max_examples=60, stateful_step_count=40)

@@ -91,7 +91,7 @@ def test_what_cannot_be_said_the_other_way_round_has_no_complement_wherever_it_s
     assert complement(schema) is None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(schema=schemas, instances=st.lists(values, min_size=1, max_size=12))
 def test_a_value_is_valid_by_a_schema_or_by_its_complement(schema: Any, instances: list[Any]) -> None:
     opposite = complement(schema)

@@ -137,7 +137,7 @@ def assert_equal(one: Log, other: Log) -> None:
     assert one.looks == other.looks
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 32), config=configs, cost=costs)
 def test_steps_taken_together_leave_the_log_of_steps_taken_one_by_one(
     seed: int, config: SchedulerConfig, cost: LinearStepCost
@@ -147,7 +147,7 @@ def test_steps_taken_together_leave_the_log_of_steps_taken_one_by_one(
     assert_equal(together, one_by_one)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1 << 32), config=configs, cost=costs)
 def test_a_cost_that_knows_no_runs_is_asked_step_by_step(seed: int, config: SchedulerConfig, cost: LinearStepCost) -> None:
     def plain(plan: StepPlan) -> Nanos:

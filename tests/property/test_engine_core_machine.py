@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.small_minds import EOS, VOCAB_SIZE, configs, expected_answer, prompts
+from tests.small_minds import EOS, VOCAB_SIZE, configs, expected_answer, prompts, salts, samplings
 
 from headrace.base.clock import Nanos
 from headrace.base.errors import ContextLengthError, InvalidRequestError
@@ -93,36 +93,21 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts,
-        max_tokens=st.integers(1, 12),
+        sampling=samplings,
         num_sequences=st.sampled_from([1, 1, 2, 3]),
         priority=st.integers(-1, 1),
-        salt=st.sampled_from(["", "", "tenant"]),
-        seed=st.integers(0, 1),
-        ignore_eos=st.booleans(),
-        min_tokens=st.sampled_from([0, 0, 1, 4]),
+        salt=salts,
     )
-    def add(
-        self,
-        prompt: tuple[int, ...],
-        max_tokens: int,
-        num_sequences: int,
-        priority: int,
-        salt: str,
-        seed: int,
-        ignore_eos: bool,
-        min_tokens: int,
-    ) -> None:
+    def add(self, prompt: tuple[int, ...], sampling: SamplingParams, num_sequences: int, priority: int, salt: str) -> None:
         request = Request(
             request_id=RequestId(f"r{len(self.requests)}"),
             prompt_token_ids=prompt,
-            sampling=SamplingParams(
-                max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos, min_tokens=min(min_tokens, max_tokens)
-            ),
+            sampling=sampling,
             num_sequences=min(num_sequences, self.config.max_num_seqs),
             priority=priority if self.config.policy is SchedulingPolicy.PRIORITY else 0,
             cache_salt=salt,
         )
-        if len(prompt) + max_tokens > self.config.max_model_len:
+        if len(prompt) + sampling.max_tokens > self.config.max_model_len:
             with pytest.raises(ContextLengthError):
                 self.core.add_request(request, self.tick())
             return
@@ -289,6 +274,6 @@ class FailingEngineCoreMachine(EngineCoreMachine):
 
 
 TestEngineCore = EngineCoreMachine.TestCase
-TestEngineCore.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestEngineCore.settings = settings(max_examples=150, stateful_step_count=60)
 TestFailingEngineCore = FailingEngineCoreMachine.TestCase
-TestFailingEngineCore.settings = settings(max_examples=75, stateful_step_count=60, deadline=None)
+TestFailingEngineCore.settings = settings(max_examples=75, stateful_step_count=60)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.small_minds import EOS, VOCAB_SIZE, configs, expected_answer, prompts
+from tests.small_minds import EOS, VOCAB_SIZE, configs, expected_answer, prompts, salts, samplings
 
 from headrace.base.clock import Nanos
 from headrace.base.ids import BlockId, RequestId
@@ -89,22 +89,13 @@ class KVTransferMachine(RuleBasedStateMachine):
 
     # Requests
 
-    @rule(
-        prompt=prompts,
-        max_tokens=st.integers(1, 12),
-        num_sequences=st.sampled_from([1, 1, 2]),
-        salt=st.sampled_from(["", "", "tenant"]),
-        seed=st.integers(0, 1),
-        ignore_eos=st.booleans(),
-    )
-    def ask(
-        self, prompt: tuple[int, ...], max_tokens: int, num_sequences: int, salt: str, seed: int, ignore_eos: bool
-    ) -> None:
+    @rule(prompt=prompts, sampling=samplings, num_sequences=st.sampled_from([1, 1, 2]), salt=salts)
+    def ask(self, prompt: tuple[int, ...], sampling: SamplingParams, num_sequences: int, salt: str) -> None:
         """A prompt is computed on the one side; what is asked of the other is what was asked for."""
         request = Request(
             request_id=RequestId(f"r{len(self.asked)}"),
             prompt_token_ids=prompt,
-            sampling=SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos),
+            sampling=sampling,
             num_sequences=min(num_sequences, self.configs[1].max_num_seqs),
             cache_salt=salt,
         )
@@ -113,7 +104,7 @@ class KVTransferMachine(RuleBasedStateMachine):
             Request(
                 request_id=request.request_id,
                 prompt_token_ids=prompt,
-                sampling=SamplingParams(max_tokens=1, seed=seed, ignore_eos=True),
+                sampling=SamplingParams(max_tokens=1, seed=sampling.seed, ignore_eos=True),
                 cache_salt=salt,
                 keeps_kv=True,
             ),
@@ -288,4 +279,4 @@ class KVTransferMachine(RuleBasedStateMachine):
 
 
 TestKVTransfer = KVTransferMachine.TestCase
-TestKVTransfer.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestKVTransfer.settings = settings(max_examples=200, stateful_step_count=60)

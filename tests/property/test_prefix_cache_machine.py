@@ -90,4 +90,4 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 TestPrefixCache = PrefixCacheMachine.TestCase
-TestPrefixCache.settings = settings(max_examples=60, stateful_step_count=MOST_STEPS, deadline=None)
+TestPrefixCache.settings = settings(max_examples=60, stateful_step_count=MOST_STEPS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import msgspec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes import FakeChatTemplate, FakeEngine
 
@@ -95,7 +95,7 @@ def bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
     return body | ({required: draw(plausible[required])} if draw(st.booleans()) else {})
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data(), path=st.sampled_from(list(PATHS)))
 def test_a_body_decodes_or_is_the_callers_fault(data: st.DataObject, path: str) -> None:
     body = data.draw(bodies(path) | st.dictionaries(st.text(max_size=8), json_values, max_size=3) | json_values)
@@ -103,7 +103,7 @@ def test_a_body_decodes_or_is_the_callers_fault(data: st.DataObject, path: str) 
         PATHS[path][0].decode(msgspec.json.encode(body))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(raw=st.binary(max_size=40) | st.text(alphabet='{}[]",:0123456789eE.+-ntfu\\ud8', max_size=40).map(str.encode))
 def test_bytes_that_are_no_json_are_the_callers_fault(raw: bytes) -> None:
     for decoder, _, _ in PATHS.values():
@@ -111,7 +111,7 @@ def test_bytes_that_are_no_json_are_the_callers_fault(raw: bytes) -> None:
             decoder.decode(raw)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250)
 @given(data=st.data(), path=st.sampled_from(list(PATHS)))
 def test_the_doors_answer_everything_without_a_bug_and_leave_nothing_running(data: st.DataObject, path: str) -> None:
     body = data.draw(bodies(path))

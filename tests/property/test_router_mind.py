@@ -342,9 +342,9 @@ class AffineRouterMachine(RouterMachine):
 
 
 TestRouter = RouterMachine.TestCase
-TestRouter.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestRouter.settings = settings(max_examples=100, stateful_step_count=40)
 TestAffineRouter = AffineRouterMachine.TestCase
-TestAffineRouter.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAffineRouter.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("wrong", [{"policy": "round-robbin"}, {"max_prefix_blocks": 0}, {"load_weight": -1.0}])

@@ -87,7 +87,7 @@ def check_walk(one: CompiledForm, other: CompiledForm, rng: random.Random, num_t
         assert [matcher.accept(token) for matcher in matchers] == [True, True]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schema=repetitive(), seed=st.integers(0, 2**32), is_compact=st.booleans())
 def test_definitions_change_no_answer(schema: dict[str, Any], seed: int, is_compact: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:

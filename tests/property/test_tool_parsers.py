@@ -139,7 +139,7 @@ def _has_telling_tags(value: Any, types: frozenset[str]) -> bool:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(content=words, given_calls=calls, places=st.lists(st.integers(0, 600), max_size=6))
 def test_what_a_formats_own_writer_writes_is_read_back_however_it_is_cut(
     name: str, content: str, given_calls: list[tuple[str, Arguments]], places: list[int]
@@ -184,7 +184,7 @@ def _fragments(format_name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_text_that_is_nearly_a_call_is_neither_lost_nor_read_differently_when_it_is_cut(
     format_name: str, data: st.DataObject
@@ -203,7 +203,7 @@ def test_text_that_is_nearly_a_call_is_neither_lost_nor_read_differently_when_it
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text(max_size=80))
 def test_any_text_at_all_is_shown_to_the_letter_where_it_calls_nothing(format_name: str, text: str) -> None:
     answer = parsed(format_name, [text])
@@ -223,7 +223,7 @@ def _read(reasoning: str, prompt: str, format_name: str | None, pieces: list[str
 
 
 @pytest.mark.parametrize("reasoning", REASONING_FORMATS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(thought=words, content=words, places=st.lists(st.integers(0, 200), max_size=5), is_open=st.booleans())
 def test_reasoning_is_told_from_the_answer_however_it_is_cut(
     reasoning: str, thought: str, content: str, places: list[int], is_open: bool
@@ -236,7 +236,7 @@ def test_reasoning_is_told_from_the_answer_however_it_is_cut(
     assert (answer.reasoning, answer.content) == (thought, content)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     pieces=st.lists(
         st.sampled_from(
@@ -269,7 +269,7 @@ def test_reasoning_and_calls_together_keep_the_law(pieces: list[str], places: li
     assert all(word in shown for word in re.findall(r"W\d+", text))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(given_calls=calls, is_shown=st.booleans(), max_calls=st.sampled_from([None, 1, 2]))
 def test_limits_cut_calls_and_leave_reasoning_out_alike_in_streams_and_wholes(
     given_calls: list[tuple[str, Arguments]], is_shown: bool, max_calls: int | None

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 
 from headrace.base.clock import Nanos
 from headrace.base.ids import BlockId, SequenceId
@@ -37,7 +38,6 @@ from headrace.sim.scenario import EOS_TOKEN_ID, VOCAB_SIZE, Scenario, draw_scena
 from headrace.sim.worker import SimulatedWorker, choose_any_of
 
 SENDING_S = 0.4
-PATIENCE_S = 20
 
 
 class UnevenWorker:

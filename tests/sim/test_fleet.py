@@ -247,12 +247,13 @@ def test_clients_that_lose_patience_leave_and_their_work_stops() -> None:
 def test_what_is_too_long_for_its_replica_ends_at_once_with_the_reason_and_is_tried_nowhere_else() -> None:
     long = WorkloadRequest(request_id="long", prompt=TokenPrompt((Segment("p", 8_000),)), num_output_tokens=500, at_s=1.0)
     asked = Workload(name="one", requests=(long,))
-    for spec in (fleet(3, client=ClientSpec(max_retries=2)), handing_over(client=ClientSpec(max_retries=2))):
+    client = ClientSpec(max_retries=2)
+    for spec, legs in ((fleet(3, client=client), [Leg.WHOLE]), (handing_over(client=client), [Leg.PREFILL, Leg.DECODE])):
         outcome = rehearse(spec, asked, watch=(watch := _Dispatches()))
         (record,) = outcome.run.records
         assert record.error == "http 400" and "max_model_len is 8192" in record.error_detail
         assert record.finished_ns < 1.2e9 and record.num_output_tokens == 0
-        assert watch.legs in ([Leg.WHOLE], [Leg.PREFILL, Leg.DECODE])
+        assert watch.legs == legs
 
 
 class _Dispatches(Watch):

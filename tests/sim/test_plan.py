@@ -148,7 +148,7 @@ def test_only_what_is_asked_for_is_searched() -> None:
 
 
 @given(st.floats(0.01, 100), st.floats(0.1, 10), st.integers(1, 8), st.integers(1, 8))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_what_a_workload_needs_grows_with_its_prompts_and_answers(
     rate: float, pace: float, prompts: int, outputs: int
 ) -> None:

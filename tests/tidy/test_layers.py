@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.tidy.repository import ROOT, SOURCES, parsed, python_sources, shown
 
 _WITHOUT_TORCH = (
@@ -47,20 +48,20 @@ print(len(found))
 
 def test_imports_keep_every_contract() -> None:
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
 @pytest.mark.parametrize("module", _WITHOUT_TORCH)
 def test_what_does_not_compute_imports_no_torch(module: str) -> None:
-    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", f"import sys, {module}; sys.exit('torch' in sys.modules)"]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert outcome.returncode == 0, f"importing {module} imports torch, or fails:\n{outcome.stderr}"
 
 
 def test_no_command_imports_torch() -> None:
     outcome = subprocess.run(
-        [sys.executable, "-c", _EVERY_COMMAND], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _EVERY_COMMAND], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert outcome.returncode == 0, f"a command imports torch, or fails:\n{outcome.stderr}"
 
@@ -68,7 +69,7 @@ def test_no_command_imports_torch() -> None:
 def test_every_benchmark_finds_what_it_imports() -> None:
     pytest.importorskip("headrace.engine.ops.native._kernels", reason="several measure the compiled kernels")
     outcome = subprocess.run(
-        [sys.executable, "-c", _EVERY_BENCHMARK], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", _EVERY_BENCHMARK], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert outcome.returncode == 0, outcome.stderr
     assert int(outcome.stdout) >= 20, "the benchmarks were not found"

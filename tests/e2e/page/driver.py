@@ -20,6 +20,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from tests.fakes import FakeChatTemplate, FakeEngine
+from tests.patience import PATIENCE_S
 
 from headrace.obs.metrics import ServingMetrics
 from headrace.server.app import create_app, serve_http
@@ -28,8 +29,6 @@ from headrace.server.config import ServerConfig
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 DESKTOP = (1280, 860)
 PHONE = (360, 740)
-PATIENCE_S = 20
-"""How long anything may take on a busy machine before a test gives up; nothing waits longer than it must."""
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pytest
+from tests.patience import PATIENCE_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORIES: dict[str, dict[str, bytes]] = {
@@ -105,7 +106,7 @@ class Hub:
             "NO_PROXY": "127.0.0.1",
         }
         command = [sys.executable, "-m", "headrace.cli.main", "pull", *words]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     def go_away(self) -> None:
         self._server.shutdown()

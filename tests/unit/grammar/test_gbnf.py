@@ -163,7 +163,7 @@ def expanded(tree: object, rng: random.Random) -> str:
     raise AssertionError(tree)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(Tree, st.integers(0, 2**32))
 def test_every_word_of_a_grammar_is_accepted(tree: object, seed: int) -> None:
     grammar = f"root ::= {written(tree)}"

@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.grammar.vocabularies import vocabulary
 
 from headrace.base.errors import InvalidRequestError
@@ -199,7 +200,7 @@ class RefusingInTurn(Refusing):
 
     def compile(self, wanted: StructuredOutput) -> CompiledForm:
         self.is_asked.set()
-        assert self.may_go_on.wait(60)
+        assert self.may_go_on.wait(PATIENCE_S)
         return super().compile(wanted)
 
 
@@ -216,7 +217,7 @@ def test_whoever_asks_for_the_same_meanwhile_is_told_of_the_own_field() -> None:
 
     threads = [threading.Thread(target=ask, args=(field,)) for field in ("first", "second", "third")]
     threads[0].start()
-    assert backend.is_asked.wait(60)
+    assert backend.is_asked.wait(PATIENCE_S)
     for thread in threads[1:]:
         thread.start()
     backend.may_go_on.set()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.fakes import ByteTokenizer
+from tests.patience import PATIENCE_S
 
 from headrace.base.errors import ConfigurationError, ContextLengthError, EngineDeadError, InvalidRequestError
 from headrace.base.ids import RequestId
@@ -22,7 +23,6 @@ from headrace.engine.mind.sampling_params import SamplingParams
 from headrace.engine.mind.update import FinishReason
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("fake_engine_process.py")))
-DEADLINE_S = 60
 
 
 def engine(
@@ -53,7 +53,7 @@ async def started(client: EngineClient) -> AsyncIterator[EngineClient]:
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, DEADLINE_S))
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
 
 
 def request(request_id: str = "r", **options: Any) -> GenerationRequest:

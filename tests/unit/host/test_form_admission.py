@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.grammar.vocabularies import vocabulary
 from tests.unit.host.fakes import FakeCore, ManualExecutor, SteppingClock, make_request
 
@@ -87,7 +88,7 @@ class Stage:
         self.thread.start()
 
     def next_message(self) -> EngineMessage:
-        assert self.client.socket.poll(10_000), "the loop said nothing"
+        assert self.client.socket.poll(PATIENCE_S * 1000), "the loop said nothing"
         message = self.client.receive()
         assert message is not None
         return message
@@ -115,7 +116,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(tmp_path)
     yield stage
     stage.client.send(Shutdown())
-    stage.thread.join(timeout=10)
+    stage.thread.join(timeout=PATIENCE_S)
     stage.client.close()
     stage.line.close()
 
@@ -451,11 +452,11 @@ def test_whatever_goes_wrong_while_compiling_concerns_one_request(problem: Excep
         rang.set()
 
     compiler.compile(regex("a", field="f"), done)
-    assert rang.wait(10)
+    assert rang.wait(PATIENCE_S)
     backend.problem = None
     rang.clear()
     compiler.compile(regex("b", field="f"), done)
-    assert rang.wait(10)
+    assert rang.wait(PATIENCE_S)
     compiler.close()
     first, second = heard
     assert isinstance(first, InvalidRequestError)
@@ -477,8 +478,8 @@ def test_a_vocabulary_is_read_when_a_form_is_first_asked_for_and_once() -> None:
     heard: queue.SimpleQueue[CompiledForm | InvalidRequestError] = queue.SimpleQueue()
     for pattern in ("a", "b"):
         compiler.compile(regex(pattern), heard.put)
-    assert isinstance(heard.get(timeout=10), NoForm)
-    assert isinstance(heard.get(timeout=10), NoForm)
+    assert isinstance(heard.get(timeout=PATIENCE_S), NoForm)
+    assert isinstance(heard.get(timeout=PATIENCE_S), NoForm)
     assert compiler.find(regex("a")) is not None
     assert num_loads == 1
     compiler.close()
@@ -497,7 +498,7 @@ def test_a_vocabulary_that_cannot_be_read_refuses_forms_and_nothing_else() -> No
         rang.set()
 
     compiler.compile(regex("a", field="f"), done)
-    assert rang.wait(10)
+    assert rang.wait(PATIENCE_S)
     compiler.close()
     assert isinstance(heard[0], InvalidRequestError)
     assert "no such file" in str(heard[0])

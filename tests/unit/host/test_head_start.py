@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from headrace.engine.host import head_start
 from headrace.engine.host.process import EXIT_ORPHANED
@@ -23,7 +24,7 @@ def engine_that_echoes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def ended(process: "subprocess.Popen[bytes]", line: bytes) -> bytes:
-    _, said = process.communicate(line, timeout=60)
+    _, said = process.communicate(line, timeout=PATIENCE_S)
     return said
 
 
@@ -52,6 +53,6 @@ def test_another_command_does_not_get_it() -> None:
 
 def test_an_engine_process_that_is_told_nothing_ends_without_a_word() -> None:
     command = [sys.executable, "-m", "headrace.engine.host.process"]
-    outcome = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
+    outcome = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False)
     assert outcome.returncode == EXIT_ORPHANED
     assert outcome.stderr == b""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.host.fakes import FakeCore, ManualExecutor, SteppingClock, make_request
 
 from headrace.base.errors import OverloadedError
@@ -69,7 +70,7 @@ class Stage:
             self.client.send(message)
 
     def next_message(self) -> EngineMessage:
-        assert self.client.socket.poll(10_000), "the loop said nothing"
+        assert self.client.socket.poll(PATIENCE_S * 1000), "the loop said nothing"
         message = self.client.receive()
         assert message is not None
         return message
@@ -88,7 +89,7 @@ class Stage:
     def stop(self) -> None:
         if self.thread.is_alive():
             self.send(Shutdown())
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
     def close(self) -> None:
@@ -211,7 +212,7 @@ def test_shutdown_ends_what_is_in_flight_with_an_abort(stage: Stage) -> None:
         ("a", FinishReason.ABORT),
         ("b", FinishReason.ABORT),
     ]
-    stage.thread.join(10)
+    stage.thread.join(PATIENCE_S)
     assert stage.exit_status == EXIT_OK
 
 
@@ -228,7 +229,7 @@ def test_an_executor_that_fails_ends_the_engine_with_a_message(stage: Stage, cap
     message = stage.next_message()
     assert isinstance(message, EngineFailed)
     assert "the device is gone" in message.message
-    stage.thread.join(10)
+    stage.thread.join(PATIENCE_S)
     assert stage.exit_status == EXIT_FAILED
     assert "the device is gone" in capfd.readouterr().err
 

@@ -95,12 +95,13 @@ def test_members_of_a_group_share_their_beginning_to_the_token_and_nothing_else(
 
 def test_each_turn_of_a_session_begins_with_all_that_was_said_before_it() -> None:
     requests = sessions(2, num_turns=4, inputs=Fixed(6), outputs=Fixed(3), num_system_tokens=10, tool_turn_share=0.5)
-    for before, after in pairwise(requests):
-        if after.after:
-            assert after.after == before.request_id
-            assert isinstance(before.prompt, TokenPrompt) and isinstance(after.prompt, TokenPrompt)
-            assert after.prompt.segments[: len(before.prompt.segments)] == before.prompt.segments
-            assert after.prompt.num_tokens == before.prompt.num_tokens + 3 + 6
+    turns = [(before, after) for before, after in pairwise(requests) if after.after]
+    assert len(turns) == 2 * 3
+    for before, after in turns:
+        assert after.after == before.request_id
+        assert isinstance(before.prompt, TokenPrompt) and isinstance(after.prompt, TokenPrompt)
+        assert after.prompt.segments[: len(before.prompt.segments)] == before.prompt.segments
+        assert after.prompt.num_tokens == before.prompt.num_tokens + 3 + 6
 
 
 def test_users_of_a_closed_loop_ask_one_after_another() -> None:

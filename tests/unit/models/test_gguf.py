@@ -56,7 +56,6 @@ _TEXTS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(texts=st.lists(_TEXTS, max_size=12))
 def test_strings_are_read_whatever_zeros_they_hold_and_however_long_they_are(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]
@@ -68,7 +67,6 @@ def test_strings_are_read_whatever_zeros_they_hold_and_however_long_they_are(
         assert file.metadata["a.after"] == 7
 
 
-@settings(deadline=None)
 @given(texts=st.lists(_TEXTS, max_size=12))
 def test_lists_that_are_left_out_are_empty_and_what_follows_them_is_read(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]
@@ -251,7 +249,7 @@ SOUND = gguf_bytes(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_whatever_the_damage_reading_ends_in_a_file_or_a_checkpoint_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

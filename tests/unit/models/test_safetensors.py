@@ -127,7 +127,7 @@ def test_damage_is_refused_by_name(tmp_path: Path, damage: str) -> None:
 SOUND = safetensors_bytes({"a": A, "b": B}, metadata={"format": "pt"})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_whatever_the_damage_reading_ends_in_tensors_or_a_checkpoint_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -381,7 +381,7 @@ def test_advice_that_is_no_number_is_refused(tmp_path: Path) -> None:
 # Damage of any kind
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_change_to_metadata_ends_in_a_checkpoint_or_a_checkpoint_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -409,7 +409,7 @@ def test_any_change_to_metadata_ends_in_a_checkpoint_or_a_checkpoint_error(
     checkpoint.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_change_to_a_config_ends_in_a_checkpoint_or_a_checkpoint_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from tests.fakes import FakeEngine
+from tests.patience import PATIENCE_S
 from tests.unit.server.asgi import RudeClient, make_app
 
 from headrace.engine.host.generation import GenerationRequest, OutputChunk
@@ -47,7 +48,7 @@ def leave_while_held(engine: FakeEngine, path: str, body: Any, num_live: int = 1
         await talking
         assert services_of(app).in_flight.count == 0
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
     return client
 
 
@@ -126,7 +127,7 @@ def end_while_held(body: Any, hold_after: int) -> tuple[RudeClient, FakeEngine]:
         services_of(app).in_flight.end_all()
         await talking
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
     return client, engine
 
 
@@ -157,7 +158,7 @@ def test_a_door_that_is_cancelled_itself_aborts_too() -> None:
         with pytest.raises(asyncio.CancelledError):
             await talking
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
     assert engine.num_live == 0
     assert len(engine.aborted) == 1
 
@@ -183,7 +184,7 @@ def test_a_slow_reader_holds_up_nobody_else() -> None:
         may_read.set()
         await reading_slowly
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
     assert slow.body.endswith(b"data: [DONE]\n\n")
 
 
@@ -202,4 +203,4 @@ def test_load_counts_what_is_in_progress() -> None:
         await asyncio.gather(*talking)
         assert services_of(app).in_flight.count == 0
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))

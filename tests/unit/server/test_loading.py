@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.patience import PATIENCE_S
 
 from headrace.server.address import bind
 from headrace.server.loading import answering_while_loading
@@ -27,7 +28,7 @@ def asked_while_loading(ask: Callable[[str], Any]) -> Any:
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/"])
 def test_everything_is_unavailable_for_a_moment(path: str) -> None:
-    response = asked_while_loading(lambda url: httpx.get(url + path))
+    response = asked_while_loading(lambda url: httpx.get(url + path, timeout=PATIENCE_S))
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
     assert response.json()["error"] == {
@@ -40,17 +41,18 @@ def test_everything_is_unavailable_for_a_moment(path: str) -> None:
 
 def test_a_client_that_sends_much_gets_the_answer_all_the_same() -> None:
     body = json.dumps({"prompt": "x" * 4_000_000})
-    assert asked_while_loading(lambda url: httpx.post(f"{url}/v1/completions", content=body)).status_code == 503
+    response = asked_while_loading(lambda url: httpx.post(f"{url}/v1/completions", content=body, timeout=PATIENCE_S))
+    assert response.status_code == 503
 
 
 def test_a_browser_gets_a_page_that_asks_again() -> None:
-    response = asked_while_loading(lambda url: httpx.get(url, headers={"accept": "text/html,*/*"}))
+    response = asked_while_loading(lambda url: httpx.get(url, headers={"accept": "text/html,*/*"}, timeout=PATIENCE_S))
     assert response.status_code == 503
     assert 'http-equiv="refresh"' in response.text
 
 
 def test_a_head_gets_no_body() -> None:
-    response = asked_while_loading(lambda url: httpx.head(f"{url}/health"))
+    response = asked_while_loading(lambda url: httpx.head(f"{url}/health", timeout=PATIENCE_S))
     assert (response.status_code, response.content) == (503, b"")
 
 
@@ -59,7 +61,7 @@ def test_what_is_no_request_disturbs_nobody(caplog: pytest.LogCaptureFixture) ->
         for noise in (b"\0" * 70_000, b"GET"):
             with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
                 connection.sendall(noise)
-        return httpx.get(url)
+        return httpx.get(url, timeout=PATIENCE_S)
 
     assert asked_while_loading(ask).status_code == 503
     assert not caplog.records

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from headrace.base.errors import InvalidRequestError
 from headrace.server.services import InFlight, TextPool
@@ -32,7 +33,7 @@ def test_the_loop_turns_while_a_long_text_is_worked_on() -> None:
         assert await working
         pool.close()
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
 
 
 @pytest.mark.parametrize("num_chars", [1, 1_000_000])

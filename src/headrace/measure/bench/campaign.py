@@ -61,7 +61,7 @@ def sweep(
         if points[-1].run.facts.is_interrupted:
             return points, "interrupted"
         reason = rule.reason(points)
-        if reason and load != loads[-1]:
+        if reason and len(points) < len(loads):
             return points, reason
     return points, ""
 
