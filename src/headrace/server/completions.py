@@ -59,7 +59,12 @@ async def answer_completion(call: Call, reply: Reply) -> None:
         reasoning_marks=reasoning_format(services.config, template),
         beam_width=width,
     )
-    given = await completion_prompts(services, request.prompt, add_special_tokens=request.add_special_tokens is not False)
+    given = await completion_prompts(
+        services,
+        request.prompt,
+        add_special_tokens=request.add_special_tokens is not False,
+        must_fit=request.truncate_prompt_tokens is None,
+    )
     limits = Limits(
         max_tokens=1 if _only_echoes(request) else request.max_tokens,  # the engine generates, and the token is dropped
         default_max_tokens=DEFAULT_MAX_TOKENS,

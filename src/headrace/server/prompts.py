@@ -9,13 +9,18 @@ from typing import Any
 
 import msgspec
 
-from headrace.base.errors import InvalidRequestError
+from headrace.base.errors import ContextLengthError, InvalidRequestError
 from headrace.protocol.openai import ChatCompletionRequest, ChatMessage, GenerationFields, TokenizeRequest, ToolCall
 from headrace.server.echo import shortened
 from headrace.server.services import ChatRenderer, Services
 
 _TEMPLATE_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
 """Names that `chat_template_kwargs` may not redefine: other fields of the request, or Python, give them."""
+
+_CHARS_PER_TOKEN = 16
+"""More than the tokens of a text have on average, in any language."""
+_TOKENS_AT_A_CUT = 16
+"""By which a text's beginning may have more tokens than it has within the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ async def chat_prompt(
     variables = (request.chat_template_kwargs or {}) | dict(more_variables or {})
     _check_variables(variables)
     special_tokens = bool(request.add_special_tokens)
+    must_fit = isinstance(request, ChatCompletionRequest) and request.truncate_prompt_tokens is None
 
     def work() -> Prompt:
         text = template.render(
@@ -57,6 +63,8 @@ async def chat_prompt(
             continue_final_message=continue_final,
             **variables,
         )
+        if must_fit:
+            _check_beginning(services, text, "messages")
         return Prompt(services.engine.tokenizer.encode(text, add_special_tokens=special_tokens), text)
 
     num_chars = sum(_num_chars(message) for message in request.messages)
@@ -64,9 +72,9 @@ async def chat_prompt(
 
 
 async def completion_prompts(
-    services: Services, prompt: str | Sequence[str | int | list[int]], *, add_special_tokens: bool
+    services: Services, prompt: str | Sequence[str | int | list[int]], *, add_special_tokens: bool, must_fit: bool
 ) -> list[Prompt]:
-    """The prompts of a completion request, in the client's order."""
+    """The prompts of a completion request, in the client's order. `must_fit`: nobody cuts them afterwards."""
     tokenizer = services.engine.tokenizer
     given = _prompt_list(prompt)
     if len(given) > services.config.max_prompts:
@@ -76,6 +84,10 @@ async def completion_prompts(
         )
 
     def work() -> list[Prompt]:
+        if must_fit:
+            for one in given:
+                if isinstance(one, str):
+                    _check_beginning(services, one, "prompt")
         return [
             Prompt(tokenizer.encode(one, add_special_tokens=add_special_tokens), one)
             if isinstance(one, str)
@@ -88,6 +100,22 @@ async def completion_prompts(
         path = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
         check_token_ids(one.token_ids, services.engine.facts.vocab_size, path)
     return prompts
+
+
+def _check_beginning(services: Services, text: str, field: str) -> None:
+    """Tokenising ten megabytes takes a core for many seconds. So of what is by far too long only a beginning is tokenised to
+    find that out. Raises ContextLengthError."""
+    most = services.engine.facts.max_model_len
+    num_chars = _CHARS_PER_TOKEN * most
+    if len(text) <= num_chars:
+        return
+    num_tokens = len(services.engine.tokenizer.encode(text[:num_chars], add_special_tokens=False)) - _TOKENS_AT_A_CUT
+    if num_tokens >= most:
+        raise ContextLengthError(
+            f"This model's maximum context length is {most} tokens. However, your {field} resulted in {num_tokens} tokens "
+            f"from the first {num_chars} of {len(text)} characters alone. Please reduce the length of the {field}.",
+            param=field,
+        )
 
 
 def truncated(prompt: Prompt, request: GenerationFields, *, max_model_len: int, max_tokens: int | None) -> Prompt:

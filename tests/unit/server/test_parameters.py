@@ -127,6 +127,45 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers() -> None:
     assert complete(app, prompt=[1] * 19, max_tokens=1).status_code == 200
 
 
+@pytest.mark.parametrize("door", ["chat", "prompt", "one prompt of two"])
+def test_of_a_text_that_is_far_too_long_a_beginning_alone_is_tokenised(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(max_model_len=100)
+    num_chars: list[int] = []
+    encode = engine.tokenizer.encode
+
+    def noting(text: str, **how: bool) -> list[int]:
+        num_chars.append(len(text))
+        return encode(text, **how)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", noting)
+    long = "x" * 100_000
+    app = make_app(engine)
+    if door == "chat":
+        response = chat(app, messages=[{"role": "user", "content": long}])
+    else:
+        response = complete(app, prompt=long if door == "prompt" else ["good", long])
+    error = error_of(response, 400)
+    assert (error["param"], error["code"]) == ("messages" if door == "chat" else "prompt", "context_length_exceeded")
+    assert "100 tokens" in error["message"]
+    assert 0 < sum(num_chars) < 5_000
+
+
+def test_a_long_text_that_is_to_be_cut_is_tokenised_whole() -> None:
+    engine = FakeEngine(max_model_len=100)
+    text = "x" * 100_000 + "the end"
+    assert complete(make_app(engine), prompt=text, truncate_prompt_tokens=7, max_tokens=1).status_code == 200
+    assert bytes(engine.requests[-1].prompt_token_ids).decode() == "the end"
+
+
+def test_a_long_text_of_few_tokens_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some tokenizers drop white space, or have tokens for much of it."""
+    engine = FakeEngine(max_model_len=100)
+    encode = engine.tokenizer.encode
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **how: encode(" ".join(text.split()), **how))
+    assert complete(make_app(engine), prompt="a" + " " * 100_000 + "b", max_tokens=1).status_code == 200
+    assert len(engine.requests[-1].prompt_token_ids) <= 4
+
+
 @pytest.mark.parametrize(
     ("field", "values"),
     [
