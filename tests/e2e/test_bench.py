@@ -206,6 +206,31 @@ def test_a_run_that_is_interrupted_reports_what_it_has(tmp_path: Path) -> None:
     assert 0 < result["completed"] < 60, "what was sent last may not have been read yet"
 
 
+def test_a_run_whose_reader_has_left_leaves_its_files(tmp_path: Path) -> None:
+    page, kept = tmp_path / "page.html", tmp_path / "r"
+    command = [sys.executable, "-m", "headrace.cli.main", "bench", "--model", "m", "--input-len", "10", "--output-len", "4"]
+    command += [
+        "--num-prompts",
+        "5",
+        "--ready-check-timeout-sec",
+        "0",
+        "--html",
+        str(page),
+        "--result-dir",
+        str(tmp_path),
+        "--result-filename",
+        "r",
+    ]
+    with KnownServer(Script(num_tokens=4, stall_every=5, stall_ms=1_000)) as server:
+        process = subprocess.Popen([*command, "--base-url", server.url], stdout=subprocess.PIPE)
+        eventually(lambda: server.num_done() == 4, "all answers but the one that stalls have ended")
+        assert process.stdout is not None, "it was asked for"
+        process.stdout.close()
+        process.wait(timeout=PATIENCE_S)
+    assert json.loads(kept.read_text())["completed"] == 5
+    assert page.read_text().endswith("</html>\n")
+
+
 # The command
 
 

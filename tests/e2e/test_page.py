@@ -158,12 +158,12 @@ def test_regenerating_while_an_answer_comes_drops_that_answer(open_page: OpenPag
     page.start_asking("One?")
     page.wait(lambda: page.text(".prose") == "Water")
     page.click(".question [data-action=edit]")
-    engine.hold_after = None
     page.type(".editor textarea", Keys.END, " Two?", Keys.ENTER)
+    page.wait(lambda: len(engine.aborted) == 1)
+    engine.hold_after = None
     page.wait(lambda: page.text(".prose") == "Water flows")
     page.wait_for_end()
     assert [question.text for question in page.all(".question-text")] == ["One? Two?"]
-    page.wait(lambda: len(engine.aborted) == 1)
 
 
 def test_editing_the_last_question_asks_again_in_its_place(open_page: OpenPage) -> None:

@@ -212,6 +212,7 @@ class _Bench:
             _check_folder(options.result_dir, options.result_filename)
         self._url = options.base_url or f"http://{options.host}:{options.port}"
         self._models: dict[str, str] = {}
+        self._files: list[str] = []
         self._written: set[Path] = set()
 
     # What a run can be part of
@@ -230,9 +231,10 @@ class _Bench:
     def once(self) -> int:
         run = self._measure(self._url, build_workload(self._options))
         summary = self._summary(run)
-        show_summary(self._console, run.facts, summary, self._shares)
         self._keep(run, summary)
         self._write_page([run])
+        show_summary(self._console, run.facts, summary, self._shares)
+        self._tell_files()
         return 0 if summary.num_completed else 1
 
     def sweep(self) -> int:
@@ -280,8 +282,9 @@ class _Bench:
         if not first or not second:
             raise KeyboardInterrupt
         rows = compare(first, second, seed=self._options.seed)
-        show_comparison(self._console, rows, (f"A {self._url}", f"B {second_url}"), ())
         self._write_page([*first, *second])
+        show_comparison(self._console, rows, (f"A {self._url}", f"B {second_url}"), ())
+        self._tell_files()
         return 0
 
     def _measure_at(self, by_rate: bool) -> Callable[[float], Run]:
@@ -299,6 +302,7 @@ class _Bench:
         for point in points:
             self._keep(point.run, point.summary)
         self._write_page([point.run for point in points])
+        self._tell_files()
         return 0 if any(point.summary.num_completed for point in points) else 1
 
     # One run
@@ -428,12 +432,17 @@ class _Bench:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open(mode) as file:
                 file.write(data + b"\n")
-        self._console.print(f"[dim]result: {path}[/]")
+        self._files.append(f"result: {path}")
 
     def _write_page(self, runs: Sequence[Run]) -> None:
         if self._options.html is not None:
             write_output(self._options.html, render_page(runs, shares=self._shares))
-            self._console.print(f"[dim]page: {self._options.html}[/]")
+            self._files.append(f"page: {self._options.html}")
+
+    def _tell_files(self) -> None:
+        """Nothing is told before all is written: whoever reads may have left."""
+        for one in dict.fromkeys(self._files):
+            self._console.print(f"[dim]{escape(one)}[/]")
 
 
 def _file_name(facts: RunFacts, asked: str | None) -> str:

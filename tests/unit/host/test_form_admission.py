@@ -390,7 +390,7 @@ class HeldBackend(CountingBackend):
     def compile(self, wanted: StructuredOutput) -> CompiledForm:
         if wanted.text.startswith("slow"):
             self.begun.put(wanted.text)
-            assert self.may_go_on.wait(60)
+            assert self.may_go_on.wait(PATIENCE_S)
         return super().compile(wanted)
 
 
@@ -400,11 +400,11 @@ def test_many_who_ask_for_one_slow_form_leave_threads_for_others() -> None:
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
     for i in range(20):
         compiler.compile(regex("slow", field=str(i)), lambda _: heard.put("slow"))
-    assert backend.begun.get(timeout=10) == "slow"
+    assert backend.begun.get(timeout=PATIENCE_S) == "slow"
     compiler.compile(regex("quick"), lambda _: heard.put("quick"))
-    assert heard.get(timeout=10) == "quick"
+    assert heard.get(timeout=PATIENCE_S) == "quick"
     backend.may_go_on.set()
-    assert [heard.get(timeout=10) for _ in range(20)] == ["slow"] * 20
+    assert [heard.get(timeout=PATIENCE_S) for _ in range(20)] == ["slow"] * 20
     assert sorted(backend.compiled) == ["quick", "slow"]
     compiler.close()
 
@@ -416,14 +416,14 @@ def test_what_nobody_waits_for_any_more_is_not_begun_with() -> None:
     slow = [f"slow {i}" for i in range(4)]
     for text in slow:
         compiler.compile(regex(text), lambda _: heard.put("slow"))
-    assert {backend.begun.get(timeout=10) for _ in slow} == set(slow), "as many as there are threads"
+    assert {backend.begun.get(timeout=PATIENCE_S) for _ in slow} == set(slow), "as many as there are threads"
     gone = threading.Event()
     for i in range(50):
         compiler.compile(regex(f"left {i}"), lambda _: heard.put("left"), lambda: not gone.is_set())
     compiler.compile(regex("stays"), lambda _: heard.put("stays"))
     gone.set()
     backend.may_go_on.set()
-    assert sorted(heard.get(timeout=10) for _ in range(5)) == [*["slow"] * 4, "stays"]
+    assert sorted(heard.get(timeout=PATIENCE_S) for _ in range(5)) == [*["slow"] * 4, "stays"]
     assert heard.empty()
     assert sorted(backend.compiled) == [*slow, "stays"]
     compiler.close()
